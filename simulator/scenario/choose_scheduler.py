@@ -91,10 +91,10 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
     chosen = of_policy(spec.policy)
 
     def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
-        for key, word in differing_keys(engine, required):
-            raise ValueError(differs.format(key=key, word=word))
         if chosen is not Scheduler:
             raise ValueError(otherwise)
+        for key, word in differing_keys(engine, required):
+            raise ValueError(differs.format(key=key, word=word))
 
     _check_prefill_interval(spec)
     for feature in features_of(engine):

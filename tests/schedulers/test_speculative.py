@@ -361,6 +361,11 @@ def test_drafting_costs_what_its_terms_say() -> None:
             "only order the queue: priority, sjf, boost",
         ),
         (
+            "{num_speculative_tokens: 3, acceptance: 0.5}, name: sglang",  # no cache would do
+            "engine.speculative_config: sglang verifies no drafts; fcfs does, and policies that "
+            "only order the queue: priority, sjf, boost",
+        ),
+        (
             "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",
             "engine.speculative_config: needs kv_offloading_size: null",
         ),
