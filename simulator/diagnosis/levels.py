@@ -57,24 +57,26 @@ def levels(run: AdvisedEvidence) -> Finding | None:
     judged = [Judged.of(one) for one in run.gauges.get("slo") or () if not one["met"]]
     if not judged:
         return None
-    late, texts, advice = list[Broken](), list[str](), list[Advice]()
+    late, texts = list[tuple[Broken, float]](), list[str]()
     for level in judged:
         said = f"{level.slo.text} is {level}"
         for one in _latencies(run, level):
-            late.append(one)
             alone = _alone(run, one)
-            advice += _cures(run, one, alone)
+            late.append((one, alone))
             if level.slo.name == "goodput":
                 said += f"; {one}"
             if alone > one.bound:
                 said += f"; alone on a replica a request has {short(alone)} ms"
         texts.append(said)
+    # What mends a queue alone keeps no level that a request by itself breaks.
+    alone_late = [(one, alone) for one, alone in late if alone > one.bound]
+    advice = [cure for pair in alone_late or late for cure in _cures(run, *pair)]
     if (
         any(level.slo.name in (*RATES, FINISH) for level in judged)
         and sum(run.wait_shares.values()) >= WAITING
     ):
         advice += run.advisor.replicas()
-    slowest = max(late, key=lambda one: one.times, default=None)
+    slowest = max((one for one, _ in late), key=lambda one: one.times, default=None)
     worst = slowest.times if slowest else inf
     waited = min(sum(run.wait_shares.values()) + run.share("transfer_time"), 1.0)
     metric = judged[0].slo.metric
@@ -130,6 +132,7 @@ def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
     """Yield what may keep a bound: smaller steps and replicas, unless one request is too slow."""
     if (run.gauges.get("host_share") or 0.0) >= HOST:
         yield from run.advisor.host()
+    times = one.times
     if alone <= one.bound:
         if one.latency == "itl":
             yield from run.advisor.smaller_chunks()
@@ -144,29 +147,33 @@ def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
             now, enough = most[0].value, run.advisor.replicas_within(most[0].value, one.bound)
             most = [turn(most[0].key, now, max(enough, most[0].to))]
         yield from most
-    yield from _faster(run, one)
+        if waits and (more := run.advisor.replicas()):  # a queue takes no more than these at once
+            times = min(times, more[0].to / more[0].value)
+    yield from _faster(run, times)
 
 
-def _faster(run: AdvisedEvidence, one: Broken) -> Iterator[Advice]:
-    """Yield narrower weights, more GPUs for a replica, and the cheapest GPU that is fast enough."""
+def _faster(run: AdvisedEvidence, times: float) -> Iterator[Advice]:
+    """Yield narrower weights, more GPUs for a replica, and the cheapest GPU that is fast enough.
+
+    `times` as fast as this one it must be, with prompts and with decodes.
+    """
     advisor = run.advisor
     yield from advisor.quantization()
     scenario, engine, gpu = advisor.scenario, advisor.engine, advisor.spec.gpu
     if scenario.cost and scenario.cost.get("kind") != "roofline":  # it is of this GPU
         return
     size, count = engine.tensor_parallel_size, scenario.gpu.count
-    to = min(size << max(ceil(np.log2(one.times)), 1), WIDEST)
+    to = min(size << max(ceil(np.log2(times)), 1), WIDEST)
     if to > size and not advisor.spec.model.num_attention_heads % to:
         also = {advisor.key("count", "gpu"): count * to // size}
         yield turn(advisor.key("tensor_parallel_size"), size, to, also)
-    name = "bandwidth" if one.latency in ("tpot", "itl", "e2el") else "bf16_flops"
     gains = {
-        other: getattr(other, name) / getattr(gpu, name)
+        other: min(other.bandwidth / gpu.bandwidth, other.bf16_flops / gpu.bf16_flops)
         for other in GPUS.values()
         if other.dollars_per_hour and kv_blocks(engine, advisor.spec.model, other) > 1
     }
     faster = [other for other, gain in gains.items() if gain >= WORTH]
-    enough = [other for other in faster if gains[other] >= one.times]
+    enough = [other for other in faster if gains[other] >= times]
     if faster:
         best = min(enough, key=lambda g: g.dollars_per_hour or inf) if enough else None
         best = best or max(faster, key=lambda g: (gains[g], -(g.dollars_per_hour or inf)))

@@ -38,6 +38,17 @@ def test_what_one_request_alone_breaks_no_replica_keeps() -> None:
     assert all("replicas" not in one["key"] for one in found["advice"])
 
 
+def test_what_mends_a_queue_alone_is_no_advice_where_one_request_breaks_a_bound() -> None:
+    """Requests wait for blocks, too; the GPU is the cheapest that is 4 times as fast at both."""
+    load = "workload={num_prompts: 200, request_rate: 6, input_len: 1000, output_len: 200}"
+    busy = ["goodput={ttft: 1000, tpot: 30}", load]
+    advice = {one["key"]: one["to"] for one in broken(*SLOW, "gpu.name=L4", *busy)["advice"]}
+    assert {*advice} == {"engine.quantization", "engine.tensor_parallel_size", "gpu.name"}
+    assert advice["gpu.name"] == "H100-80GB"
+    kept = run(load_scenario("demo", [*SLOW, *busy, "gpu.name=H100-80GB"])).summary()
+    assert kept["headway"]["slo_met"]
+
+
 @pytest.mark.medium
 def test_an_advice_keeps_the_level() -> None:
     """`diagnose` tries each; one at least keeps all levels, and the table says so."""
