@@ -12,7 +12,6 @@ from headway.figures.style import (
     GREY,
     color,
     draw_levels,
-    draw_upright,
     from_zero,
     grid,
     label_ends,
@@ -42,7 +41,7 @@ METRICS = (
 
 
 def draw_latency(rows: "pd.DataFrame") -> "Figure":
-    """Draw TTFT (P99) and TPOT (mean) over requests/s as the load grows, with the knee marked.
+    """Draw TTFT (P99) and TPOT (mean; P99 if bounded) over requests/s, with the knee marked.
 
     The requests/s are those served: beyond capacity they grow no more, and the curve stands up.
 
@@ -150,7 +149,6 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
         from_zero(axes)
-        draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "mean_tpot_ms") if bound > 0])
         grid(axes)
         legend_below(figure, axes, "" if "gpus" in rows else legend_title(rows, key))
         _name_points(figure, [points[k] for k in named], names)
@@ -295,11 +293,14 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
 
 
 def bounded_metric(rows: "pd.DataFrame", usual: str) -> str:
-    """Return the metric of a latency that service levels bound, be it in the table or not."""
+    """Return the metric of a latency that service levels bound, be it in the table or not.
+
+    A bound on each request (`goodput`) is one on the P99, and none on the mean.
+    """
     latency = usual.split("_")[1]
-    column = f"slo_{latency}_percentile"
-    asked = rows[column].dropna().tolist() if column in rows else []
-    return f"p{asked[0]:g}_{latency}_ms" if asked else usual
+    columns = (f"slo_{latency}_percentile", f"slo_{latency}_ms")
+    asked, each = (rows[key].dropna().tolist() if key in rows else [] for key in columns)
+    return f"p{[*asked, 99][0]:g}_{latency}_ms" if each else usual
 
 
 def bounds_of(rows: "pd.DataFrame", metric: str, where: str = "the sweep's table") -> list[float]:

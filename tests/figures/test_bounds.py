@@ -45,6 +45,8 @@ def test_bounds_lie_across_the_latencies_of_a_sweep() -> None:
     figure = draw_latency(rows(slo_ttft_ms=40.0, slo_tpot_ms=30.0))
     assert levels(figure, 0) == [40]
     assert levels(figure, 1) == [30]
+    assert figure.axes[1].get_ylabel() == "P99 TPOT (ms)"  # of each request, not of the mean
+    assert draw_latency(rows()).axes[1].get_ylabel() == "mean TPOT (ms)"
     chunks = rows(slo_ttft_ms=40.0, slo_tpot_ms=5000.0).drop(columns="workload.request_rate")
     figure = draw_chunk(chunks.assign(**{"engine.max_num_batched_tokens": [64, 128, 256]}))
     assert levels(figure, 0) == [40]
