@@ -9,7 +9,7 @@ import pytest
 from headway.cli.main import main
 from headway.figures.grids import draw_costs, draw_grid, draw_room
 from headway.figures.tables import point_label
-from headway.report.html.table_page import answer_html, plan_columns
+from headway.report.html.table_page import answer_html, answer_of, plan_columns
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
 
@@ -47,6 +47,19 @@ def test_a_sweep_ends_with_a_table_and_a_page(tmp_path: Path, capsys) -> None:
     assert text.count('<figure class="drawn">') == 2
     assert 'id="data"' in text
     assert "Below is its run" in text
+
+
+def test_candidates_that_were_not_tried_are_folded_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "plan.csv").write_text(
+        "gpu.name,holds,candidate,not_tried,dollars_per_hour\n"
+        "L40S,True,L40S,,1.86\nH100,False,H100,costs $6.88/h at least,\n"
+    )
+    (tmp_path / "plan.json").write_text('{"best": 0, "candidates": [{}], "answer": ["Buy L40S"]}')
+    shown, _, folded = answer_of(tmp_path)["table"].partition("<details>")
+    assert "L40S" in shown
+    assert "H100" not in shown
+    assert folded.startswith("<summary>1 of the candidates not tried")
+    assert "<td>H100</td><td>costs $6.88/h at least</td>" in folded
 
 
 @pytest.mark.medium
@@ -156,10 +169,8 @@ def test_what_a_plan_did_not_try_is_neither_yes_nor_no(tmp_path: Path) -> None:
     assert main(["report", str(out), "--out", str(page)]) == 0
     text = page.read_text("utf-8")
     rows = text.partition("<tbody>")[2].partition("</tbody>")[0].split("<tr>")[1:]
-    assert [re.findall("yes|not tried|no", row)[0] for row in rows] == [
-        "yes",
-        "not tried",
-    ]
+    assert [re.findall("yes|not tried|no", row)[0] for row in rows] == ["yes"]
+    assert "1 of the candidates not tried" in text
     heads = re.findall("<th>(.*?)</th>", text.partition("<tbody>")[0])
     assert "keeps the bounds" in heads
     assert "at" not in heads

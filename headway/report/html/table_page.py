@@ -91,7 +91,7 @@ def answer_of(folder: Path) -> dict[str, str]:
     rows = _candidates(folder, "plan")
     best, slo, _, searched = _plan_best(folder)
     rows.attrs["slo"] = slo
-    return {"answer": answer_html(best), "table": _grid(rows, plan_columns(rows, searched))}
+    return {"answer": answer_html(best), "table": _folded(rows, plan_columns(rows, searched))}
 
 
 def _candidates(folder: Path, name: str) -> "pd.DataFrame":
@@ -154,6 +154,17 @@ def plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, fl
     return {key: value for key, value in shown.items() if rows[key].notna().any()}
 
 
+def _folded(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
+    """Make the table of what was tried; below it, folded, what was not, and why."""
+    left = rows[rows.not_tried.notna()] if "not_tried" in rows else rows[:0]
+    if not len(left):
+        return _grid(rows, columns)
+    known = {key: one for key, one in columns.items() if key not in LEADING and left[key].any()}
+    fold = f"<details><summary>{len(left):,} of the candidates not tried</summary>{{}}</details>"
+    why = _grid(left, known | {"not_tried": ("why", 1.0)})
+    return _grid(rows.drop(left.index), columns) + fold.format(why)
+
+
 def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     """Make the table alone."""
     head = "".join(f"<th>{escape(label)}</th>" for label, _ in columns.values())
@@ -181,7 +192,7 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     more = len(rows) - MAX_ROWS
     note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
     return (
-        f"<p class=note>Click on a head to sort.</p>{_grid(rows, columns)}"
+        f"<p class=note>Click on a head to sort.</p>{_folded(rows, columns)}"
         f"<p class=note>All metrics are in the folder's table.{note}</p>"
     )
 
