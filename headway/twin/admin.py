@@ -73,20 +73,18 @@ class Admin:
         return web.json_response(found)
 
     def _route(self, path: str, kind: type[BaseModel], act: Callable[[Any], None]) -> Route:
-        return Route("POST", path, partial(self._act, kind, act), kind)
+        async def answer(request: web.Request) -> web.Response:
+            """Read a body, act on it, and tell how all is then."""
+            text = await request.read()
+            body = read_types(parse_json(text) if text else {}, kind)
+            self.engine.clock.advance()
+            try:
+                act(body)
+            except FaultError as error:
+                raise BadRequestError(str(error)) from None
+            return await self.tell(request)
 
-    async def _act(
-        self, kind: type[BaseModel], act: Callable[[Any], None], request: web.Request
-    ) -> web.Response:
-        """Read a body, act on it, and tell how all is then."""
-        text = await request.read()
-        body = read_types(parse_json(text) if text else {}, kind)
-        self.engine.clock.advance()
-        try:
-            act(body)
-        except FaultError as error:
-            raise BadRequestError(str(error)) from None
-        return await self.tell(request)
+        return Route("POST", path, answer, kind)
 
     def _to_replicas(self, act: Callable[..., None], states: tuple[str, ...], body: Kill) -> None:
         """Do something to the replica that is meant, or to all that are in such a state."""

@@ -100,21 +100,17 @@ class FaultInjector:
 
     def states(self) -> list[dict[str, Any]]:
         """Tell how each replica is."""
-        found = []
-        for target, executors in zip(self.fleet.targets, self.executors, strict=True):
-            number = target.index
-            hangs = number in self.hangs or executors[0].stall > 0
-            found.append(
-                {
-                    "replica": number,
-                    "group": target.group,
-                    "state": self.life.states[number],
-                    "slow": executors[0].factor,
-                    "hangs": hangs,
-                    "outstanding": target.outstanding,
-                }
-            )
-        return found
+        return [
+            {
+                "replica": target.index,
+                "group": target.group,
+                "state": self.life.states[target.index],
+                "slow": executors[0].factor,
+                "hangs": target.index in self.hangs or executors[0].stall > 0,
+                "outstanding": target.outstanding,
+            }
+            for target, executors in zip(self.fleet.targets, self.executors, strict=True)
+        ]
 
 
 class FailureRates:

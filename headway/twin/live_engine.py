@@ -57,18 +57,6 @@ class Stream:
     last: float = -1.0  # and the last one
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What vLLM's gauges say: as of the end of a step, when it makes its statistics.
-
-    Who has come during the step waits in front of the scheduler, and does not count as yet.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0  # share of the blocks
-
-
 class LiveEngine:
     """A scenario's engine, or its cluster, on a clock that goes with the wall's.
 
@@ -120,7 +108,11 @@ class LiveEngine:
         self._asked: list[Asked] = []
         self._stamp = -1.0
         self._predictor = make_predictor(scenario.predictor, workload_of([]), scenario.seed)
-        self.gauges = dict.fromkeys(self.cores, Gauges())
+        self.gauges: dict[EngineCore, Mapping[str, float]] = {core: {} for core in self.cores}
+        """vLLM's by name, as of the end of a step, when it makes its statistics.
+
+        Who has come during the step waits in front of the scheduler, and does not count as yet.
+        """
         self._watches = {core: _Watch(self, core) for core in self.cores}
         if scenario.cluster is None:
             self._submit = self.cores[0].submit  # the one that is watched
@@ -436,8 +428,11 @@ class _Watch:
         if not self.core.scheduler.delivers_together:
             self._tell(self._counts() if late is None else late, ends[-1])
         stats, usable = self.core.stats(), self.core.scheduler.blocks.usable
-        used = stats.blocks_used / usable
-        self.engine.gauges[self.core] = Gauges(stats.running, self.waiting, used)
+        self.engine.gauges[self.core] = {
+            "num_requests_running": stats.running,
+            "num_requests_waiting": self.waiting,
+            "kv_cache_usage_perc": stats.blocks_used / usable,
+        }
         self.engine.on_step(self.core, scheduled[0])
         if self.core in self.engine.kv_events:
             self.engine.kv_events[self.core].publish()

@@ -192,15 +192,13 @@ class LiveMetrics:
 
     def _values(self, core: EngineCore) -> Mapping[tuple[str, str], float]:
         """Return what is counted, and the gauges, as of now."""
-        gauges = self.engine.gauges[core]
         values = defaultdict[tuple[str, str], float](float, self.counts[core].values)
         live = self.engine.streams.values()
         preempted = sum(one.request.preemptions for one in live if one.core is core)
         values["num_preemptions_total", ""] += preempted
-        values["num_requests_running", ""] = gauges.running
-        values["num_requests_waiting", ""] = gauges.waiting
-        values["num_requests_waiting_by_reason", "capacity"] = gauges.waiting
-        values["kv_cache_usage_perc", ""] = gauges.kv_usage
+        values |= {(name, ""): value for name, value in self.engine.gauges[core].items()}
+        waiting = values["num_requests_waiting", ""]
+        values["num_requests_waiting_by_reason", "capacity"] = waiting
         values["engine_sleep_state", "awake"] = 1
         return values
 

@@ -100,15 +100,15 @@ class Server:
             Route("POST", "/v1/messages/count_tokens", api.count_tokens, CountTokensBody),
             Route("POST", "/tokenize", api.tokenize, TokenizeBody),
             Route("POST", "/detokenize", api.detokenize, DetokenizeBody),
-            Route("GET", "/v1/models", self._models),
+            _tells("/v1/models", lambda: {"object": "list", "data": [self._card()]}),
             Route("GET", "/v1/models/{model}", self._model),
             Route("GET", "/health", self._health),
             Route("GET", "/ping", self._health),
             Route("POST", "/ping", self._health),
-            Route("GET", "/version", self._version),
-            Route("GET", "/load", self._load),
+            _tells("/version", lambda: {"version": self.version}),
+            _tells("/load", lambda: {"server_load": api.open}),
             Route("GET", "/server_info", self._server_info),
-            Route("GET", "/openapi.json", self._openapi),
+            _tells("/openapi.json", lambda: openapi(self.routes(), self.version)),
             Route("GET", "/metrics", self._metrics),
             Route("GET", "/report", self._report),
             Route("GET", "/report/requests", self._requests),
@@ -178,25 +178,16 @@ class Server:
         answer = range(offset + max(first - size, 0), offset + max(last - size, 0))
         return [*prompt[first:last], *(words[number % len(words)] for number in answer)]
 
-    async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": self.version})
-
     def _card(self) -> Any:
         shape, now = SHAPES["model"], {"created": int(time.time())}
         found = shape | now | {"id": self.model, "root": self.model}
         found["max_model_len"] = self.engine.spec.max_model_len
         return found | {"permission": [shape["permission"] | now]}
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._card()]})
-
     async def _model(self, request: web.Request) -> web.Response:
         if (name := request.match_info["model"]) != self.model:
             raise BadRequestError.of("model", model=name, known=self.model)
         return web.json_response(self._card())
-
-    async def _load(self, request: web.Request) -> web.Response:
-        return web.json_response({"server_load": self.api.open})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         """Tell the engine's settings, as vLLM with VLLM_SERVER_DEV_MODE=1 does."""
@@ -204,9 +195,6 @@ class Server:
         if request.query.get("config_format") != "json":
             config = ", ".join(f"{key}={value!r}" for key, value in config.items())
         return web.json_response({"vllm_config": config, "vllm_env": {}, "system_env": {}})
-
-    async def _openapi(self, request: web.Request) -> web.Response:
-        return web.json_response(openapi(self.routes(), self.version))
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say 503 as long as no replica has started, or none is left."""
@@ -261,6 +249,15 @@ class Server:
             "first_token_late_ms": self.engine.clock.lateness(first=True),
             "on_time": late["p99"] <= LATE * 1e3,
         }
+
+
+def _tells(path: str, value: Callable[[], Any]) -> Route:
+    """Return the address of a value that no request changes."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(value())
+
+    return Route("GET", path, answer)
 
 
 def token_counter(folder: Path | None, template: str | None = None) -> TokenCounter:

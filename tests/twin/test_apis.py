@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientSession
 
 from headway.twin.api.bodies import REFUSALS, ChatBody
-from headway.twin.api.messages import KEPT
+from headway.twin.api.messages import WORDS
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
 from headway.twin.api.tokenizers import BpeTokens, train
@@ -320,7 +320,7 @@ def test_addresses_and_bodies_are_vllms() -> None:
         own, vllm = ours[address], VLLM[address]
         assert own.keys() <= vllm.keys(), address
         assert own.items() <= vllm.items(), address
-        passed = {*KEPT.split()} if "messages" in address else set()
+        passed = {*WORDS["kept"]} if "messages" in address else set()
         passed |= {*ChatBody.model_fields} if address == "POST /tokenize" else set()
         passed |= {"echo"} if address == "POST /v1/chat/completions" else set()  # named as ignored
         unread = vllm.keys() - own.keys() - {*NOT_SIMULATED} - {*USUAL} - UNCHANGED - passed

@@ -1,20 +1,19 @@
 """Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar
 
 from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
 from headway.twin.api.prompts import Prompt
 from headway.twin.api.said import Said
+from headway.twin.api.tables import table
 from simulator.core.request import Request
 
-SHAPES: dict[str, Any] = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))
+SHAPES: dict[str, Any] = table("shapes")
 """What vLLM's answers have beside what is computed, by their kind and part."""
 
 

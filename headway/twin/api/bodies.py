@@ -7,10 +7,11 @@ here, in its order and with its types, so the errors are word for word its own (
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from headway.twin.api.tables import table
 
 INT64 = 2**63
 Seed = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
@@ -22,9 +23,7 @@ BRANCHES = {"str", "int", "list", "dict", "none", "float", "bool"}
 """Parts of a place that name a type, not a key."""
 
 
-REFUSALS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("refusals.json").read_text("utf-8")
-)
+REFUSALS: dict[str, dict[str, Any]] = table("refusals")
 
 
 class BadRequestError(Exception):

@@ -14,21 +14,17 @@ from pydantic import BaseModel, create_model
 from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, read_types, refuse
 from headway.twin.api.chat_template import to_json
 from headway.twin.api.prompts import MediaLaws, Prompt
+from headway.twin.api.tables import table
 from headway.twin.api.tokenizers import TokenCounter
 from simulator.core.request import Item, Media
 
 MARK = f"\0{token_hex(8)}-"  # before the number of an image or a clip; no client knows it
 MARKED = re.compile(re.escape(MARK) + r"(\d+)\0")
-MEDIA_PARTS = {
-    **dict.fromkeys(("image_url", "input_image", "image_pil", "image_embeds"), "image"),
-    **dict.fromkeys(("audio_url", "input_audio", "audio_embeds"), "audio"),
-    **dict.fromkeys(("video_url", "video_embeds"), "video"),
-    **dict.fromkeys(("file", "prompt_embeds"), "file"),
-}
-"""Kinds of parts of a message that are no text, with their modality; a "file" counts nothing."""
-TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
-TEXT_PARTS |= {"refusal": "refusal", "thinking": "thinking", "tool_reference": "name"}
-"""The other kinds, with the key of their text."""
+PARTS: dict[str, dict[str, str]] = table("parts")
+MEDIA_PARTS, TEXT_PARTS = PARTS["media"], PARTS["texts"]
+"""Kinds of parts of a message that are no text, with their modality; a "file" counts nothing. The
+other kinds, with the key of their text.
+"""
 
 
 class Url(BaseModel):

@@ -9,14 +9,12 @@ from pydantic import BaseModel, Field
 from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.bodies import Open
 from headway.twin.api.openai import compact
+from headway.twin.api.tables import table
 
-ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-ERROR_KINDS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
-STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-KEPT = "model temperature top_p top_k stream cache_salt vllm_xargs chat_template_kwargs request_id "
-KEPT += "ignore_eos min_tokens priority seed thinking kv_transfer_params ec_transfer_params"
-"""Keys that are a chat's, too; vLLM has those from `request_id` to `seed` elsewhere only."""
+WORDS: dict[str, Any] = table("messages")
+"""Anthropic's words for statuses of errors and for ends of answers; OpenAI's for `tool_choice`; and
+keys that are a chat's, too, of which vLLM has those from `request_id` to `seed` elsewhere only.
+"""
 
 
 class Block(Open):
@@ -72,7 +70,7 @@ class CountTokensBody(Open):
     def chat(self) -> dict[str, Any]:
         """Return the same as the body of a chat."""
         given = self.model_fields_set | {*(self.model_extra or ())}
-        found = {key: getattr(self, key) for key in KEPT.split() if key in given}
+        found = {key: getattr(self, key) for key in WORDS["kept"] if key in given}
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
         found["messages"] = system + [one for said in self.messages for one in _messages(said)]
         if self.tools is not None:
@@ -81,7 +79,7 @@ class CountTokensBody(Open):
             ]
         if (choice := self.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name or ""}}
-            found["tool_choice"] = CHOICES.get(choice.type, named)
+            found["tool_choice"] = WORDS["tool choices"].get(choice.type, named)
         return found
 
 
@@ -185,7 +183,7 @@ class MessageAnswer(ChatAnswer):
 
     def _stop(self) -> dict[str, Any]:
         said, reason = self.choices[0].said, self.choices[0].reason
-        reason = STOP_REASONS[reason]
+        reason = WORDS["stop reasons"][reason]
         if reason == "end_turn":
             reason = "tool_use" if said.call else "stop_sequence" if said.stop else reason
         return {"stop_reason": reason, "stop_sequence": said.stop}
@@ -220,5 +218,6 @@ class MessageAnswer(ChatAnswer):
 
 def message_error(message: str, status: int) -> bytes:
     """Return the body of an error as Anthropic's API words it."""
-    kind = ERROR_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    usual = "api_error" if status >= 500 else "invalid_request_error"
+    kind = WORDS["errors"].get(str(status), usual)
     return compact({"type": "error", "error": {"type": kind, "message": message}})

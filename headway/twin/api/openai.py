@@ -23,24 +23,24 @@ from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.said import FixedText
 from headway.twin.api.schema_text import NoSchemaError, UnmetSchemaError, schema_text
+from headway.twin.api.tables import table
 from headway.twin.api.tokenizers import TokenCounter
 from simulator.core.request import Item
 from simulator.workload.traces.format import name_problem
 
-TABLES = Path(__file__).parent
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
-RANGES = [*csv.DictReader((TABLES / "ranges.csv").read_text("utf-8").splitlines())]
+RANGE_ROWS = Path(__file__).with_name("ranges.csv").read_text("utf-8").splitlines()
+RANGES = [*csv.DictReader(RANGE_ROWS)]
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 LOGPROBS = {
     **dict.fromkeys(("logprobs", "top_logprobs"), "sample logprobs"),
     "prompt_logprobs": "prompt logprobs",
 }
-UNSIMULATED = json.loads((TABLES / "unsimulated.json").read_text("utf-8"))
-NOT_SIMULATED, USUAL = UNSIMULATED["ignored"], UNSIMULATED["usual"]
+NOT_SIMULATED, USUAL = table("unsimulated").values()
 """Keys that would change vLLM's answer, and are ignored here, with a note; the same of keys that
 have a value by which nothing changes.
 """

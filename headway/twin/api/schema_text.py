@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Mapping
 from operator import ge, gt, le, lt
-from pathlib import Path
 from typing import Any
+
+from headway.twin.api.tables import table
 
 FREE = "\0"
 """Stands for the words in that string."""
@@ -14,7 +15,7 @@ UNMET += "propertyNames uniqueItems minProperties unevaluatedProperties prefixIt
 """Keywords that are not understood."""
 DEEPEST, DEEP = 30, 4  # levels; below DEEP what is optional is left out: a schema may name itself
 LIMITS = {"minimum": ge, "maximum": le, "exclusiveMinimum": gt, "exclusiveMaximum": lt}
-FORMATS = json.loads(Path(__file__).with_name("formats.json").read_text("utf-8"))
+FORMATS = table("formats")
 """A text of each format of JSON Schema that is understood."""
 WRONG = (TypeError, LookupError, AttributeError, ArithmeticError, ValueError, StopIteration)
 
