@@ -157,10 +157,10 @@ BAD = [
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
-        "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
-        "'timed_trace', 'llmservingsim', 'dynamo', 'weka', 'agentic_mooncake', "
-        "'copilot', 'agentperfbench', 'trtllm_bench', 'vllm_bench', "
-        "'guidellm', 'aiperf', 'inference_perf', 'otel', 'access_log', 'requests', 'sharegpt' "
+        "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'dynamo', "
+        "'weka', 'agentic_mooncake', 'copilot', 'timed_trace', 'mooncake', 'llmservingsim', "
+        "'vllm_bench', 'trtllm_bench', 'agentperfbench', 'guidellm', 'aiperf', 'inference_perf', "
+        "'otel', 'vllm_log', 'access_log', 'requests', 'sharegpt' "
         "or 'custom', not 'azur'; did you mean azure?",
     ),
     (
