@@ -40,29 +40,18 @@ class FleetTimer:
 
     def __init__(self, clock: "FleetClock", number: int, loop: EngineLoop) -> None:
         self.loop = loop
+        self.when = -1.0  # -1: it is not set
         self._clock = clock
-        self._number = number
-        self._when = -1.0  # -1: it is not set
+        self.number = number
 
     def set(self, when: float) -> None:
         """Wake the loop at `when`, and at no other time."""
-        self._when = when
-        self._clock.wake(when, self._number)
+        self.when = when
+        self._clock.wake(when, self.number)
 
     def cancel(self) -> None:
         """Do not wake the loop."""
-        self._when = -1.0
-
-    def is_set(self, when: float) -> bool:
-        """Say whether the loop is to be woken then, and has not been put off."""
-        return self._when == when
-
-    def take(self, when: float) -> bool:
-        """Say so, too, and count the loop as woken."""
-        found = self._when == when
-        if found:
-            self._when = -1.0
-        return found
+        self.when = -1.0
 
 
 class FleetClock:
@@ -99,7 +88,8 @@ class FleetClock:
         while heap and heap[0][0] <= now:
             when, number = heappop(heap)
             timer = self.timers[number]
-            if timer.take(when):
+            if timer.when == when:
+                timer.when = -1.0
                 found.append(timer)
         return found
 
@@ -122,9 +112,12 @@ class FleetClock:
         self._ring(now)
         self.settled = now
         heap, timers = self._heap, self.timers
-        while heap and not timers[heap[0][1]].is_set(heap[0][0]):
+        while heap:
+            when, number = heap[0]
+            if timers[number].when == when:  # else it has been put off
+                return when
             heappop(heap)
-        return heap[0][0] if heap else -1.0
+        return -1.0
 
 
 class Sessions(Protocol):
@@ -339,10 +332,9 @@ class Fleet:
             if ended:
                 self._deliver(ended)
             for timer in due:
-                timer.cancel()
-                when = timer.loop.begin_steps(now)
+                timer.when = when = timer.loop.begin_steps(now)
                 if when >= 0.0:
-                    timer.set(when)
+                    clock.wake(when, timer.number)
 
     def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
         """Tell the router of all that ended at this instant, then the client."""

@@ -197,27 +197,28 @@ class EngineLoop(ABC):
             self._leaping = len(ends) > 1
             self._due = when = ends[-1]
             return when
-        if len(queue) == 2 and queue[0].ends[-1] <= now < queue[1].ends[-1]:
+        if len(queue) == 2:
+            over, running = queue
             # Of two batches one is over, and another takes its place: as below, without the calls.
-            over = queue.popleft()
-            self.commit(over.scheduled, over.decided, over.start, over.ends)
-            if not self.cancels:
-                running = queue[0]
-                when = running.ends[-1]
-                if self._leaping:
-                    self._leaping = False
-                    self.repeat(running.scheduled, len(running.ends) - 1)
-                batch = self.begin(now, when)
-                if batch is None:
-                    when = self._rest(now)
-                else:
-                    queue.append(batch)
-                    ends = batch.ends
-                    if len(ends) > 1:
-                        self._leaping = True
-                        when = ends[-2]
-                self._due = when
-                return when
+            if over.ends[-1] <= now < running.ends[-1]:
+                queue.popleft()
+                self.commit(over.scheduled, over.decided, over.start, over.ends)
+                if not self.cancels:
+                    when = running.ends[-1]
+                    if self._leaping:
+                        self._leaping = False
+                        self.repeat(running.scheduled, len(running.ends) - 1)
+                    batch = self.begin(now, when)
+                    if batch is None:
+                        when = self._rest(now)
+                    else:
+                        queue.append(batch)
+                        ends = batch.ends
+                        if len(ends) > 1:
+                            self._leaping = True
+                            when = ends[-2]
+                    self._due = when
+                    return when
         self.end_steps(now)
         return self.begin_steps(now)
 
@@ -225,7 +226,8 @@ class EngineLoop(ABC):
         """Take in the outcome of the steps that are over."""
         queue = self.batch_queue
         while queue and queue[0].ends[-1] <= now:
-            self._commit(queue.popleft())
+            over = queue.popleft()  # as `_commit`, without a call
+            self.commit(over.scheduled, over.decided, over.start, over.ends)
         if self.cancels:
             self.cancels = False
             if self._leaping:  # all of its steps have been scheduled, with those who leave

@@ -31,7 +31,7 @@ class SpreadConfig(Config):
         elif self.log and self.low <= 0:
             raise ValueError(f"low: must be more than 0 for log, not {self.low}")
 
-    def draw(self, rng: np.random.Generator) -> object:
+    def draw(self, rng: "np.random.Generator") -> object:
         """Draw one value."""
         if self.choice is not None:
             return self.choice[int(rng.integers(len(self.choice)))]

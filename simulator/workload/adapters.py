@@ -49,7 +49,7 @@ def check_models(models: Any, adapters: Any) -> Checks:
 
 
 def draw_models(
-    work: Workload, session: Ints, models: Mapping[str, float], rng: np.random.Generator
+    work: Workload, session: Ints, models: Mapping[str, float], rng: "np.random.Generator"
 ) -> None:
     """Let each session, numbered from 0 on, ask for a model, in proportion to the weights."""
     names, weights = [*models], np.array([*models.values()], np.float64)
@@ -59,7 +59,9 @@ def draw_models(
     ]
 
 
-def draw_adapters(work: Workload, session: Ints, spec: Adapters, rng: np.random.Generator) -> None:
+def draw_adapters(
+    work: Workload, session: Ints, spec: Adapters, rng: "np.random.Generator"
+) -> None:
     """Let each session, numbered from 0 on, ask for an adapter: adapter-1 is the most popular."""
     popularity = np.arange(1.0, spec.num_adapters + 1) ** -spec.zipf
     weights = np.concatenate(([spec.base], (1 - spec.base) * popularity / popularity.sum()))

@@ -153,7 +153,7 @@ class ArrivalProcess:
         ]
 
     def arrival_parts(
-        self, count: int, make_rng: Callable[[], np.random.Generator], sizes: Sequence[int]
+        self, count: int, make_rng: "Callable[[], np.random.Generator]", sizes: Sequence[int]
     ) -> Iterator[Floats]:
         """Yield the same times in parts of these sizes, which add up to `count`.
 
@@ -173,7 +173,7 @@ class ArrivalProcess:
             yield diurnal.warp(stretched, last * stretch) if diurnal else stretched
 
     def _drawn(
-        self, count: int, rng: np.random.Generator, sizes: Sequence[int]
+        self, count: int, rng: "np.random.Generator", sizes: Sequence[int]
     ) -> Iterator[Floats]:
         """Draw the times: one sum of gaps over all parts, in the same order as over one."""
         first, last = 0, 0.0

@@ -276,7 +276,7 @@ def generate_parts(
 
 
 def _requests(
-    spec: Generator, rng: dict[str, np.random.Generator], load: TraceReader | None
+    spec: Generator, rng: "dict[str, np.random.Generator]", load: TraceReader | None
 ) -> tuple[Workload, Ints, Ints]:
     """Draw lengths; give each answer as the next turn of a session finds it, and the new tokens."""
     new, output = draw_lengths(spec, rng, load)
@@ -319,7 +319,7 @@ def draw_clients(
     session: Ints,
     clients: int | Sequence[float],
     priorities: Sequence[int] | None,
-    rng: np.random.Generator,
+    rng: "np.random.Generator",
 ) -> None:
     """Assign each session, numbered from 0 on, a client by weight, and the client's priority."""
     weights = np.ones(clients) if isinstance(clients, int) else np.asarray(clients, np.float64)
@@ -331,7 +331,7 @@ def draw_clients(
 
 
 def draw_max_tokens(
-    spec: Distribution, count: int, rng: np.random.Generator, load: TraceReader | None
+    spec: Distribution, count: int, rng: "np.random.Generator", load: TraceReader | None
 ) -> Ints:
     """Draw the output tokens that the client of each of `count` requests allows."""
     try:
@@ -342,14 +342,14 @@ def draw_max_tokens(
         raise prefix_keys("max_tokens", error) from None
 
 
-def random_streams(seed: int) -> dict[str, np.random.Generator]:
+def random_streams(seed: int) -> "dict[str, np.random.Generator]":
     """Make the random streams of a workload, by name."""
     spawned = np.random.SeedSequence(seed).spawn(len(STREAMS))
     return {name: np.random.default_rng(s) for name, s in zip(STREAMS, spawned, strict=True)}
 
 
 def draw_lengths(
-    spec: Generator, rng: dict[str, np.random.Generator], load: TraceReader | None
+    spec: Generator, rng: "dict[str, np.random.Generator]", load: TraceReader | None
 ) -> tuple[Ints, Ints]:
     """Draw each request's new prompt tokens and its output tokens."""
     u = rng["input"].random(spec.num_prompts)

@@ -62,7 +62,7 @@ class MultimodalDraws:
     def __init__(
         self,
         asked: Mapping[str, Multimodal],
-        rng: np.random.Generator,
+        rng: "np.random.Generator",
         load: TraceReader | None,
     ) -> None:
         self._kinds = []

@@ -57,7 +57,7 @@ class Sessions:
 
 
 def session_parts(
-    sessions: Sessions | None, total: int, size: int, rng: np.random.Generator
+    sessions: Sessions | None, total: int, size: int, rng: "np.random.Generator"
 ) -> Iterator[tuple[Ints, Floats]]:
     """Yield whole sessions of `total` requests, some `size` requests at a time.
 
@@ -84,7 +84,7 @@ def prefix_parts(
     shared: int,
     groups: PrefixGroups | None,
     counts: Sequence[int],
-    rng: np.random.Generator,
+    rng: "np.random.Generator",
 ) -> tuple[list[Segments], Iterator[Ints]]:
     """Return the prefixes that there are, and for parts of so many sessions the one each draws.
 
@@ -103,7 +103,7 @@ def prefix_parts(
     return heads, (weighted_choice(weights, order.random(count)) for count in counts)
 
 
-def _shuffled(k: int, counts: Sequence[int], rng: np.random.Generator) -> Iterator[Ints]:
+def _shuffled(k: int, counts: Sequence[int], rng: "np.random.Generator") -> Iterator[Ints]:
     """Yield each of `k` numbers equally often, in random order, so many at a time."""
     held, drawn, total = np.empty(0, np.int64), 0, sum(counts)
     for count in counts:
