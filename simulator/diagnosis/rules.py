@@ -218,7 +218,7 @@ def urgent(run: AdvisedEvidence) -> Finding | None:
     first = run.done & (priority == priority.min())
     waited, whole = (float(x[first].sum()) for x in (run.table.queue_time, run.table.e2el))
     held = run.wait_shares[MAX_NUM_SEQS] + run.wait_shares[KV_BLOCKS]
-    if first.all() or waited < WAITING * whole or held < WAITING:
+    if not whole or first.all() or waited < WAITING * whole or held < WAITING:
         return None
     (better,) = run.advisor.policy(to[run.policy])
     if run.engine.async_scheduling and to[run.policy] == "preemptive":

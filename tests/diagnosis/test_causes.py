@@ -57,6 +57,19 @@ def test_preemptive_where_priority_displaces_nobody() -> None:
     assert "urgent" not in calm
 
 
+def test_no_urgent_request_has_ended() -> None:
+    """All prompts of the first priority are too long, and the others wait for seats."""
+    keys = ["engine.max_num_seqs=8", "workload.clients=[1,4]", "workload.priorities=[0,1]"]
+    scenario = load_scenario(CHAT, [*keys, "engine.scheduling_policy=priority"])
+    work = scenario.make_workload()
+    assert work.priority is not None
+    work.prompt_tokens[work.priority == 0] = 10_000
+    findings = run(scenario, workload=work).summary()["headway"]["diagnosis"]
+    found = {finding["rule"] for finding in findings}
+    assert {"waiting", "rejected"} <= found
+    assert "urgent" not in found
+
+
 def test_async_scheduling_where_the_host_takes_most() -> None:
     host = {"host": {"per_step": 0.01}}
     late = ["engine.async_scheduling=false", "workload.request_rate=3", "engine.version=0.12.0"]
