@@ -48,28 +48,43 @@ Run = Callable[[], Usage]
 
 @dataclass(frozen=True)
 class Peer:
-    """Another simulator: what to install, and how it is called with a trace of requests.
+    """Another simulator: what pip installs, and how it is called with a trace of requests.
 
     `command(bin, trace, folder)` may write what it needs, and reports, to the folder.
     """
 
-    package: str
+    package: str  # words of pip
     command: Callable[[Path, Path, Path], list[str]]
+
+
+DYNOSIM = {
+    "num_gpu_blocks": BLOCKS,
+    "block_size": 16,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 512,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": True,
+}
+REPLAY = """
+import json, sys
+from dynamo.replay.api import run_trace_replay
+found = run_trace_replay([sys.argv[2]], extra_engine_args=json.loads(sys.argv[1]))
+open(sys.argv[3], "w").write(json.dumps(found.summary))
+"""
+"""From 1.5 on the command is AISimulate's, which fetches its wheel from an index of NVIDIA's."""
 
 
 def dynosim(bin: Path, trace: Path, folder: Path) -> list[str]:
     """Replay a trace in DynoSim; its timing is a polynomial."""
-    engine = {
-        "engine_type": "vllm",
-        "num_gpu_blocks": BLOCKS,
-        "block_size": 16,
-        "max_num_seqs": 256,
-        "max_num_batched_tokens": 512,
-        "enable_prefix_caching": False,
-        "enable_chunked_prefill": True,
-    }
-    words = ["--extra-engine-args", json.dumps(engine), "--report-json", f"{folder}/report.json"]
+    engine = json.dumps({"engine_type": "vllm", **DYNOSIM})
+    words = ["--extra-engine-args", engine, "--report-json", f"{folder}/report.json"]
     return [f"{bin}/python", "-m", "dynamo.replay", *words, str(trace)]
+
+
+def dynosim_core(bin: Path, trace: Path, folder: Path) -> list[str]:
+    """Replay a trace in the core of a newer DynoSim, without its command."""
+    engine = json.dumps({"engine": {"backend": "vllm", **DYNOSIM}})
+    return [f"{bin}/python", "-c", REPLAY, engine, str(trace), f"{folder}/report.json"]
 
 
 def aisimulate(timing: str, bin: Path, trace: Path, folder: Path) -> list[str]:
@@ -103,8 +118,10 @@ def aisimulate(timing: str, bin: Path, trace: Path, folder: Path) -> list[str]:
 
 
 AISIMULATE = "aisimulate==0.13.0.dev202610270000000085"
+NEWER = "--no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 typing-extensions"
 PEERS = {
     "DynoSim, polynomial": Peer("ai-dynamo==1.4.2", dynosim),
+    "DynoSim 1.6.1, polynomial": Peer(NEWER, dynosim_core),
     "AISimulate, polynomial": Peer(AISIMULATE, lambda *where: aisimulate("polynomial", *where)),
     "AISimulate, measured kernels": Peer(AISIMULATE, lambda *where: aisimulate("default", *where)),
 }
@@ -112,12 +129,12 @@ PEERS = {
 
 def install(package: str, folder: Path) -> Path | None:
     """Install a package in a virtual environment of its own; None where it cannot be had."""
-    place = folder / package.replace("==", "-")
+    place = folder / package.replace("==", "-").removeprefix("--no-deps ").partition(" ")[0]
     done = place / "installed"
     if not done.exists():
         print(f"installing {package} in {place}", flush=True)
         venv.create(place, with_pip=True, clear=True)
-        pip = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", package]
+        pip = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", *package.split()]
         found = subprocess.run(pip, check=False, capture_output=True, text=True)
         if found.returncode:
             print(f"{package} is left out: {found.stderr.strip().splitlines()[-1]}")

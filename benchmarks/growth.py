@@ -173,6 +173,7 @@ def draw(found: dict[str, tuple[list[int], list[float]]], out: Path) -> None:
     """Draw what a request costs: over all requests, and over all else as it grows."""
     shown = ("fcfs", "virtual-finish-time", "radix tree", "least_outstanding")
     others = (*SIZES, TRACE)
+    labels: list[list[tuple[float, float, str, str]]] = []
     with sheet(1, 2, 4.2, sharey=True) as figure:
         for axes, named, label, title in (
             (figure.axes[0], shown, "requests", "policies, routers, KV blocks"),
@@ -195,10 +196,12 @@ def draw(found: dict[str, tuple[list[int], list[float]]], out: Path) -> None:
             axes.set_xticks(at, [f"{size:,}" for size in at])
             axes.minorticks_off()
             grid(axes)
-            log_scale(axes, "y")
-            figure.canvas.draw()
-            label_ends(axes, ends)
+            labels.append(ends)
+        log_scale(axes, "y")
         figure.axes[0].set_ylabel("user CPU of a request (us)")
+        figure.canvas.draw()
+        for axes, ends in zip(figure.axes, labels, strict=True):
+            label_ends(axes, ends)
     save(figure, out)
 
 
@@ -219,7 +222,9 @@ def main() -> int:
     for name in words.names or [*POLICIES, *ROUTERS, *MEMORY, *SIZES, TRACE]:
         most = MOST_SORTING if name in SORTING else MOST
         exponent, *found[name] = growth(name, words.requests, words.rounds)
-        if exponent > most and growth(name, words.requests, words.rounds)[0] > most:
+        if exponent > most:
+            exponent, *found[name] = growth(name, words.requests, words.rounds)
+        if exponent > most:
             above.append(name)
     if words.out and not words.names:
         draw(found, words.out)
