@@ -6,10 +6,9 @@ ValueError, `key: what is wrong`, where a part is not what it must be.
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.config_keys import size_of
 from simulator.models.dtypes import BYTES
-from simulator.models.modules import FULL, WINDOW
+from simulator.models.modules import FULL, WINDOW, LatentAttention, LinearAttention
 from simulator.models.spec import RopeScaling
 
 KINDS = {word: word for word in ("mamba", "moe", "mlp", "linear_attention")} | {

@@ -1,12 +1,19 @@
-"""A model's weights, module by module, under the names that checkpoints have.
+"""A model's weights, module by module, under the names that checkpoints have; kinds of attention.
 
 The names are without the parts that wrap a language model. Modules that are alike, as a layer's
 experts, are one entry with a `number`. From them follow parameters, bytes in a checkpoint's formats
-and each GPU's share.
+and each GPU's share. `modules.csv` has a line a module: which part of a model has it, and its sizes
+as sums of products of whole numbers and of what ModelSpec, its attention or `layer_modules` of
+`spec.py` names. A module with a size of 0 is none.
 """
 
-from math import ceil
-from typing import Literal, NamedTuple
+import csv
+from collections.abc import Collection, Iterator, Mapping
+from math import ceil, prod
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from simulator.models.dtypes import bytes_of
 
 ATTENTION = FULL, WINDOW = ("full_attention", "sliding_attention")
 """Kinds of layers that have a KV cache."""
@@ -52,3 +59,118 @@ class Module(NamedTuple):
         if self.split == "inputs":
             return self.outputs, ceil(self.inputs / gpus)
         return self.outputs, self.inputs
+
+
+ROWS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text("utf-8").splitlines())]
+
+
+def _evaluate(formula: str, sizes: Mapping[str, Any]) -> int:
+    """Work out a sum of products; KeyError for a name that there is no size of."""
+    terms = [term.split("*") for term in formula.split("+")]
+    return sum(prod(int(n) if n.isdigit() else sizes[n] for n in term) for term in terms)
+
+
+def modules_of(parts: Collection[str], sizes: Mapping[str, Any]) -> Iterator[Module]:
+    """Yield the modules of parts of a model that has these sizes."""
+    for row in ROWS:
+        if row["of"] not in parts:
+            continue
+        (split,) = (one for one in get_args(Split) if one == row["split"])
+        outputs, inputs, number = (
+            _evaluate(row[key], sizes) for key in ("outputs", "inputs", "number")
+        )
+        if outputs * inputs * number:
+            yield Module(row["name"], outputs, inputs, split, number, quantizes=not row["wide"])
+
+
+class LatentAttention(NamedTuple):
+    """Multi-head latent attention (DeepSeek-V2, 2024), under the names of config.json.
+
+    The cache holds one vector per token and layer, of `kv_lora_rank` + `qk_rope_head_dim` numbers,
+    whatever the heads; so with tensor parallelism every GPU holds all of it (vLLM's
+    MLAAttentionSpec, page_size_bytes).
+    """
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int = 0  # 0: queries are projected at once
+    index_n_heads: int = 0  # of DeepSeek-V3.2's indexer; 0: none
+    index_head_dim: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Numbers that a token and layer take in the cache."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def whole_query(self) -> bool:
+        """Whether queries are projected at once."""
+        return not self.q_lora_rank
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of a token and layer in the indexer's cache: keys in fp8, a scale for each 128."""
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128)
+
+    def unpacked(self, heads: int) -> int:
+        """Numbers of a layer that vLLM and SGLang keep in 16 bits beside `kv_b_proj`.
+
+        Both multiply them into queries and outputs of decodes (MLAAttention.W_UK_T and W_UV).
+        """
+        return self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    @property
+    def prompt_flops(self) -> int:
+        """FLOPs of a head and (query, key) pair where keys and values are spelt out."""
+        return 2 * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+
+    @property
+    def decode_flops(self) -> int:
+        """FLOPs of the same where the query is multiplied with the latents themselves."""
+        return 2 * (self.cached + self.kv_lora_rank)
+
+
+class LinearAttention(NamedTuple):
+    """Layers that keep a state of fixed size for each request in place of a cache of tokens.
+
+    Gated DeltaNet (Qwen3-Next, 2025; config.json has `linear_` before the names), or Mamba-2
+    (Nemotron-H), whose groups are the key heads and whose states are the keys. As vLLM's
+    gated_delta_net_state_shape and mamba2_state_shape (0.24): the last inputs of the convolution,
+    and a matrix for each value head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel_dim: int
+    state_dtype: str = ""  # of the matrices; "": that of the rest
+    is_mamba: bool = False
+
+    @property
+    def convolved(self) -> int:
+        """Width of the queries, keys and values, over which the convolution goes."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Numbers of the values of a token."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def matrices(self) -> int:
+        """Numbers of a layer's state that are in the matrices of the heads."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim
+
+    def state_bytes(self, width: float, ahead: int = 0) -> float:
+        """Bytes of a layer's state; `ahead` tokens lengthen what the convolution keeps."""
+        convolved = (self.conv_kernel_dim - 1 + ahead) * self.convolved
+        matrices = bytes_of(self.state_dtype) if self.state_dtype else width
+        return convolved * width + self.matrices * matrices
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a token in a layer besides the projections: three products with the state."""
+        return 6 * self.matrices

@@ -10,11 +10,19 @@ Gemma-2's soft caps.
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.dtypes import HALF, bytes_of
-from simulator.models.modules import ATTENTION, FULL, STATES, WINDOW, Module
+from simulator.models.modules import (
+    ATTENTION,
+    FULL,
+    STATES,
+    WINDOW,
+    LatentAttention,
+    LinearAttention,
+    Module,
+    modules_of,
+)
 from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 
@@ -175,12 +183,14 @@ class ModelSpec:
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Matrices of all layers, and what is in none."""
-        return tuple(modules_of(self))
+        return tuple(_all_layers(self))
 
     @cached_property
     def outer(self) -> tuple[Module, ...]:
         """Tables of tokens and positions, the last norm, and lm_head where it is no table."""
-        return tuple(_outer(self))
+        positions = (self.max_position_embeddings + 2) * self.learned_positions
+        more = {"untied": not self.tie_word_embeddings, "positions": positions}
+        return tuple(modules_of(["outer"], vars(self) | more))
 
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
@@ -364,93 +374,37 @@ def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
     return sum(sizes) - chosen, chosen / max(model.num_experts, 1)
 
 
-def _outer(model: ModelSpec) -> Iterator[Module]:
-    vocabulary, hidden = model.vocab_size, model.hidden_size
-    yield Module("embed_tokens", vocabulary, hidden, "outputs", quantizes=False)
-    if not model.tie_word_embeddings:
-        yield Module("lm_head", vocabulary, hidden, "outputs")
-    if model.learned_positions:
-        positions = model.max_position_embeddings + 2
-        yield Module("embed_positions", positions, hidden, quantizes=False)
-    if size := model.per_layer_input:  # a table of the layers' own (Gemma 4)
-        width = model.num_hidden_layers * size
-        yield Module("embed_tokens_per_layer", vocabulary, width, "outputs", quantizes=False)
-        yield Module("per_layer_model_projection", width, hidden, "outputs", quantizes=False)
-        yield Module("per_layer_projection_norm", 1, size, quantizes=False)
-    yield Module("norm", 1, hidden, quantizes=False)
-
-
-def modules_of(model: ModelSpec) -> Iterator[Module]:
-    """Yield the modules of all layers, embedding and lm_head apart."""
+def _all_layers(model: ModelSpec) -> Iterator[Module]:
+    """Yield the modules of all layers; those of layers that are alike are worked out once."""
+    alike: dict[tuple[str, bool, bool], list[Module]] = {}
+    own = model.num_hidden_layers - model.kv_shared_layers
     for at, kind in enumerate(model.layer_kinds):
-        head = f"layers.{at}"
-        if kind in STATES:
-            assert model.linear is not None
-            yield from model.linear.modules(head, model.hidden_size)
-        elif kind in ATTENTION:
-            yield from _attention(model, head, at, kind)
-        if kind != "mamba":
-            yield Module(
-                f"{head}.norms", 1, model.norms_per_layer * model.hidden_size, quantizes=False
-            )
-        if model.per_layer_input:
-            hidden, size = model.hidden_size, model.per_layer_input
-            yield Module(f"{head}.per_layer_input_gate", size, hidden)
-            yield Module(f"{head}.per_layer_projection", hidden, size)
-        if kind in ("moe", "mlp") or not model.single_blocks:
-            yield from _mlp(model, f"{head}.mlp", at, kind)
+        key = (kind, at < own, at < model.dense_layers)
+        if key not in alike:
+            alike[key] = [*layer_modules(model, *key)]
+        yield from (one._replace(name=f"layers.{at}.{one.name}") for one in alike[key])
 
 
-def _attention(model: ModelSpec, head: str, at: int, kind: str) -> Iterator[Module]:
-    """Yield the projections of a layer with a KV cache, or one that reads another's."""
-    name, hidden = f"{head}.self_attn", model.hidden_size
-    if model.latent is not None:
-        yield from model.latent.modules(name, hidden, model.num_attention_heads)
-        return
-    size, heads = model.head_size(kind), model.num_attention_heads
-    query, key = heads * size, model.kv_heads(kind) * size
-    bias = model.attention_bias
-    gated = query * (1 + model.attention_gate)
-    yield Module(f"{name}.q_proj", gated, hidden, "outputs")
-    own = at < model.num_hidden_layers - model.kv_shared_layers
-    if own:
-        yield Module(f"{name}.k_proj", key, hidden, "heads")
-        yield Module(f"{name}.v_proj", key, hidden, "heads")
-    yield Module(f"{name}.o_proj", hidden, query, "inputs")
-    if bias:
-        yield Module(f"{name}.bias", query + 2 * key, 1, "outputs", quantizes=False)
-    if model.qk_norm:
-        scales = query + key if model.qk_norm_whole else 2 * size
-        yield Module(f"{name}.qk_norm", 1, scales, quantizes=False)
-
-
-def _mlp(model: ModelSpec, name: str, at: int, kind: str) -> Iterator[Module]:
-    """Yield a layer's MLP, or its router and experts, with what all tokens meet."""
-    hidden = model.hidden_size
-    up = ("gate_proj", "up_proj") if model.gated_mlp else ("up_proj",)
-
-    def one(name: str, size: int, inputs: int, count: int = 1) -> Iterator[Module]:
-        for part in up:
-            yield Module(f"{name}.{part}", size, inputs, "outputs", count)
-        yield Module(f"{name}.down_proj", inputs, size, "inputs", count)
-
-    if not model.num_experts or kind == "mlp":
-        wide = model.wide_shared_mlp and at >= model.num_hidden_layers - model.kv_shared_layers
-        yield from one(name, model.intermediate_size * (2 if wide else 1), hidden)
-    elif at < model.dense_layers:
-        yield from one(name, model.dense_intermediate_size, hidden)
-    else:
-        yield Module(f"{name}.gate", model.num_experts, hidden, quantizes=False)
-        latent = model.moe_latent_size
-        if latent:
-            yield Module(f"{name}.fc1_latent_proj", latent, hidden)
-            yield Module(f"{name}.fc2_latent_proj", hidden, latent)
-        size, inputs = model.intermediate_size, latent or hidden
-        yield from one(f"{name}.experts.0", size, inputs, model.num_experts)
-        if model.expert_bias:
-            biases = 2 * size + hidden
-            yield Module(f"{name}.experts.bias", model.num_experts, biases, quantizes=False)
-        if model.num_shared_experts:
-            yield from one(f"{name}.shared_experts", model.num_shared_experts * size, hidden)
-        if model.shared_expert_gate:
-            yield Module(f"{name}.shared_expert_gate", 1, hidden, quantizes=False)
+def layer_modules(model: ModelSpec, kind: str, caches: bool, dense: bool) -> Iterator[Module]:
+    """Yield the modules of a layer of a kind; `caches`: it has a KV cache of its own."""
+    latent, linear = model.latent, model.linear
+    inner = model.dense_intermediate_size if dense else model.intermediate_size
+    sizes: dict[str, Any] = {
+        "heads": model.num_attention_heads,
+        "kv_heads": model.kv_heads(kind) * caches,
+        "head": model.head_size(kind),
+        "qk_norm_whole": model.qk_norm and model.qk_norm_whole,
+        "norm_of_head": model.qk_norm and not model.qk_norm_whole,
+        "inner": inner * (1 if caches or not model.wide_shared_mlp else 2),
+        "expert_inputs": model.moe_latent_size or model.hidden_size,
+    }
+    part = "attention" if kind in ATTENTION else kind
+    if latent is not None and kind in ATTENTION:
+        part, sizes = "latent", sizes | latent._asdict() | {"whole_query": latent.whole_query}
+    if linear is not None:
+        sizes |= linear._asdict() | {"values": linear.values, "convolved": linear.convolved}
+    parts = [part, "block", "" if kind == "mamba" else "norms"]
+    if kind in ("moe", "mlp") or not model.single_blocks:
+        plain = dense or not model.num_experts or kind == "mlp"
+        parts.append("dense" if plain else "experts")
+    return modules_of(parts, vars(model) | sizes)

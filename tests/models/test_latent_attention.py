@@ -1,6 +1,5 @@
 """Multi-head latent attention: sizes by hand."""
 
-from simulator.models.attention import LatentAttention
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
@@ -29,8 +28,6 @@ def test_deepseek_v2_lite_to_the_last_weight() -> None:
 
 def test_queries_may_have_a_rank_too() -> None:
     """DeepSeek-V3: 1,536 between 7,168 and 128 heads of 192."""
-    latent = LatentAttention(512, 128, 64, 128, q_lora_rank=1536)
     query = 7168 * 1536 + 1536 * 128 * 192
     rest = 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
-    own = [one for one in latent.modules("layers.0.self_attn", 7168, 128) if not one.is_small]
-    assert sum(one.numbers for one in own) == query + rest
+    assert of_attention(load_model("deepseek-v3")) == query + rest
