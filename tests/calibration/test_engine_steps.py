@@ -283,7 +283,7 @@ def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--model", "tiny-test", "--max-model-len", "0"], "--max-model-len 0: must be at least"),
         (["--model", "tiny-test", "--max-model-len", "9999"], "9999: is more than the 8192 posi"),
         (["--from", str(tmp_path / "none.csv.gz")], "none.csv.gz: no such file"),
-        (["--model", "tiny-test", "--num-blocks", "2"], "--num-blocks 2: must hold 128 tokens"),
+        (["--model", "tiny-test", "--num-blocks", "2"], "--num-blocks 2: must have 128 tokens"),
         (["--model", "tiny-test", "--seed", "-1"], "--seed -1: must be at least 0"),
     ]:
         assert main(["calibrate", *arguments]) == 2

@@ -92,7 +92,8 @@ def test_contents_theme_and_numbers(report: Path, tmp_path: Path) -> None:
             ("Theme: system", "light"),
         ]
         driver.execute_script(
-            "document.querySelector('[data-kind=cdf]').closest('figure').querySelector('.csv').click()"
+            "document.querySelectorAll('[data-kind=cdf]')[1]"  # the first is the verdict's
+            ".closest('figure').querySelector('.csv').click()"
         )
         path = tmp_path / "latency-ttft-ms.csv"
         for _ in range(100):

@@ -112,6 +112,7 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         assert told == "Plays mine.csv. Its own now: Requests/s."
         words = shlex.split(copied(driver, "copy-cli"))
         assert words[5:] == [
+            *("--set", "goodput=null", "--set", "workload.num_prompts=600"),
             *("--set", 'workload={"trace": {"path": "mine.csv"}}'),
             *("--set", 'name="mine"', "--set", 'description=""'),
             *("--set", "engine.max_num_seqs=4"),
