@@ -192,6 +192,20 @@ def test_without_a_template_tools_and_calls_are_estimated_and_it_is_said() -> No
     served_by(play)
 
 
+def test_a_trained_tokenizer_counts_tools_and_calls(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    train(tmp_path, 400)
+    counter = token_counter(tmp_path)
+
+    def count(**body: Any) -> int:
+        return len(chat_prompt(ChatBody.model_validate(body), counter)[0].tokens)
+
+    alone = count(messages=[CHAT[0], CHAT[2]])
+    assert alone == len(counter.encode("look for it" + "it is here"))
+    assert count(messages=CHAT) > alone + 5
+    assert count(messages=[CHAT[0], CHAT[2]], tools=TOOLS) > alone + 20 * 300
+
+
 def test_with_a_template_the_prompt_is_what_it_makes(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     train(tmp_path, 400)
