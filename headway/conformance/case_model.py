@@ -14,6 +14,7 @@ from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
 from simulator.schedulers.vllm.interface import MAMBA
+from simulator.util.errors import FieldError, MappingError, field_errors
 
 _LIMIT = 2**53  # integers up to here are exact in a float
 
@@ -23,7 +24,7 @@ def _checked(good: Callable[[Any], bool], words: str) -> PlainValidator:
 
     def check(value: Any) -> Any:
         if not good(value):
-            raise ValueError(f": must be {words}, not {value!r}")
+            raise MappingError("", f"must be {words}, not {value!r}")
         return value
 
     return PlainValidator(check)
@@ -143,31 +144,31 @@ class VllmConfig(_Model):
             not self.enable_prefix_caching or any(self.kv_cache_groups) or self.encoder_cache_size
         ):
             what = "needs enable_prefix_caching, without windows and encoder"
-            raise ValueError(f"kv_offloading_blocks: {what}")
+            raise MappingError("kv_offloading_blocks", what)
         if tokens < self.max_num_seqs:
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
         others = self.max_loras, self.encoder_cache_size, self.kv_offloading_blocks
         if self.speculative_config and any(others):
-            raise ValueError(
-                "speculative_config: cannot be used with adapters, encoder and offloading"
+            raise MappingError(
+                "speculative_config", "cannot be used with adapters, encoder and offloading"
             )
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             what = f"must be a multiple of block_size ({self.block_size})"
-            raise ValueError(f"prefix_cache_retention_interval: {what}")
+            raise MappingError("prefix_cache_retention_interval", what)
         if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
-            raise ValueError("prefix_cache_retention_interval: needs windows")
+            raise MappingError("prefix_cache_retention_interval", "needs windows")
         if MAMBA in self.kv_cache_groups and (any(others) or self.speculative_config):
-            raise ValueError(
-                "kv_cache_groups: mamba cannot be used with adapters, encoder and drafts"
+            raise MappingError(
+                "kv_cache_groups", "mamba cannot be used with adapters, encoder and drafts"
             )
         if MAMBA in self.kv_cache_groups and not (
             self.enable_prefix_caching and self.enable_chunked_prefill
         ):
-            raise ValueError("kv_cache_groups: mamba needs prefix caching and chunked prefill")
+            raise MappingError("kv_cache_groups", "mamba needs prefix caching and chunked prefill")
         if wrong:
-            raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
+            raise MappingError([(("max_num_batched_tokens",), what) for what in wrong])
         return self
 
 
@@ -208,25 +209,25 @@ class CaseRequest(_Model):
     """The number of its LoRA adapter; 0: none."""
 
     def named_prompt(self, hash_id_tokens: int) -> Segments | None:
-        """Name the prompt's tokens; ValueError is `key: what is wrong`."""
+        """Name the prompt's tokens; MappingError has the key that is wrong."""
         if self.segments is not None:
             if self.hash_ids is not None:
-                raise ValueError("segments: give segments or hash_ids, not both")
+                raise MappingError("segments", "give segments or hash_ids, not both")
             try:
                 named = [(_segment_name(name), count) for name, count in self.segments]
             except (TypeError, ValueError):
-                raise ValueError("segments: must be a list of [name, tokens]") from None
+                raise MappingError("segments", "must be a list of [name, tokens]") from None
             if not all(_is_whole(count, 1) for _, count in named):
-                raise ValueError("segments: tokens must be whole numbers >= 1")
+                raise MappingError("segments", "tokens must be whole numbers >= 1")
             if sum(count for _, count in named) != self.prompt_len:
-                raise ValueError(f"segments: must add up to prompt_len ({self.prompt_len})")
+                raise MappingError("segments", f"must add up to prompt_len ({self.prompt_len})")
             return tuple(named)
         if (ids := self.hash_ids) is None:
             return None
         if not isinstance(ids, list) or not all(type(key) is int for key in ids):
-            raise ValueError("hash_ids: must be a list of whole numbers")
+            raise MappingError("hash_ids", "must be a list of whole numbers")
         if len(ids) * hash_id_tokens < self.prompt_len:
-            raise ValueError(f"hash_ids: have fewer tokens than prompt_len ({self.prompt_len})")
+            raise MappingError("hash_ids", f"have fewer tokens than prompt_len ({self.prompt_len})")
         full, rest = divmod(self.prompt_len, hash_id_tokens)
         whole = [(("h", key), hash_id_tokens) for key in ids[:full]]
         return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))
@@ -281,24 +282,26 @@ class Case(_Model):
 
     @model_validator(mode="after")
     def _check_requests(self) -> "Case":
-        wrong: list[str] = []
+        wrong: list[FieldError] = []
         sizes: dict[Hashable, int] = {}  # of images
         longest = getattr(self.config, self.length_key)
         for index, request in enumerate(self.requests):
-            at = f"requests.{index}"
+            at = ("requests", str(index))
             if getattr(request, "adapter", 0) and not getattr(self.config, "max_loras", 0):
-                wrong.append(f"{at}.adapter: needs config.max_loras")
+                wrong.append(((*at, "adapter"), "needs config.max_loras"))
             if request.id != index:
-                wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
+                wrong.append(((*at, "id"), f"must be {index}, its position, not {request.id!r}"))
             if request.prompt_len >= longest:
-                wrong.append(f"{at}.prompt_len: must be less than {self.length_key} ({longest})")
+                wrong.append(
+                    ((*at, "prompt_len"), f"must be less than {self.length_key} ({longest})")
+                )
             try:
                 named = request.named_prompt(self.config.hash_id_tokens)
                 self._check_images(named or (), sizes)
             except ValueError as error:
-                wrong.append(f"{at}.{error}")
+                wrong += field_errors(at, error)
         if wrong:
-            raise ValueError("\n".join(wrong))
+            raise MappingError(wrong)
         return self
 
     def _check_images(self, named: Segments, sizes: dict[Hashable, int]) -> None:
@@ -310,9 +313,9 @@ class Case(_Model):
         )
         for name, count in named:
             if isinstance(name, Media) and count > most:
-                raise ValueError(f"segments: the encoder takes images of {most} tokens at most")
+                raise MappingError("segments", f"the encoder takes images of {most} tokens at most")
             if isinstance(name, Media) and sizes.setdefault(name, count) != count:
-                raise ValueError(f"segments: image:{name.name} has {sizes[name]} tokens, too")
+                raise MappingError("segments", f"image:{name.name} has {sizes[name]} tokens, too")
 
 
 def _or_none(least: int) -> object:
@@ -395,19 +398,19 @@ class SglangConfig(_Model):
     def _refuse_what_sglang_refuses(self) -> "SglangConfig":
         wrong = []
         if self.enable_hierarchical_cache and self.disable_radix_cache:
-            wrong.append("enable_hierarchical_cache: needs a radix cache")
+            wrong.append((("enable_hierarchical_cache",), "needs a radix cache"))
         if self.max_total_tokens < self.page_size:
-            wrong.append(f"max_total_tokens: must be >= page_size ({self.page_size})")
+            wrong.append((("max_total_tokens",), f"must be >= page_size ({self.page_size})"))
         if self.enable_priority_scheduling and self.schedule_policy not in WITH_PRIORITIES:
-            wrong.append("schedule_policy: with priorities must be fcfs or lof")
+            wrong.append((("schedule_policy",), "with priorities must be fcfs or lof"))
         if self.scheduling_policy is not None and (
             self.schedule_policy != "fcfs" or self.enable_priority_scheduling
         ):
-            wrong.append("scheduling_policy: needs schedule_policy fcfs, without priorities")
+            wrong.append((("scheduling_policy",), "needs schedule_policy fcfs, without priorities"))
         if self.disable_radix_cache and self.schedule_policy == "shortest-prefill-first":
-            wrong.append("schedule_policy: shortest-prefill-first wants a prefix cache")
+            wrong.append((("schedule_policy",), "shortest-prefill-first wants a prefix cache"))
         if wrong:
-            raise ValueError("\n".join(wrong))
+            raise MappingError(wrong)
         return self
 
 

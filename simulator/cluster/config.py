@@ -13,6 +13,7 @@ from simulator.util.config import (
     Share,
     read_named,
 )
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field
 
 MOST_REPLICAS = 100_000
@@ -169,6 +170,8 @@ class AutoscalingConfig(Config):
 
     def _check(self) -> None:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas: must be at most max_replicas ({self.max_replicas})")
+            raise MappingError(
+                "min_replicas", f"must be at most max_replicas ({self.max_replicas})"
+            )
         if self.metric != "queue_depth" and self.target >= 1:
-            raise ValueError(f"target: must be less than 1 for {self.metric}, a share")
+            raise MappingError("target", f"must be less than 1 for {self.metric}, a share")

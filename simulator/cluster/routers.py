@@ -236,7 +236,7 @@ class SessionAffinity(Least):
 
     def __init__(self, *, capacity: int = 1_000_000) -> None:
         super().__init__()
-        raise_if((capacity < 1, f"capacity: must be at least 1, not {capacity}"))
+        raise_if((capacity < 1, "capacity", f"must be at least 1, not {capacity}"))
         self._capacity = capacity
         self._homes: OrderedDict[int | str, Target] = OrderedDict()
 
@@ -275,11 +275,11 @@ class PrefixAware(Least):
     ) -> None:
         super().__init__()
         raise_if(
-            (chunk < 1, f"chunk: must be at least 1, not {chunk}"),
-            (not 0 <= threshold <= 1, f"threshold: must be from 0 to 1, not {threshold}"),
-            (balance_abs < 0, f"balance_abs: must be at least 0, not {balance_abs}"),
-            (balance_rel < 1, f"balance_rel: must be at least 1, not {balance_rel}"),
-            (capacity < 1, f"capacity: must be at least 1, not {capacity}"),
+            (chunk < 1, "chunk", f"must be at least 1, not {chunk}"),
+            (not 0 <= threshold <= 1, "threshold", f"must be from 0 to 1, not {threshold}"),
+            (balance_abs < 0, "balance_abs", f"must be at least 0, not {balance_abs}"),
+            (balance_rel < 1, "balance_rel", f"must be at least 1, not {balance_rel}"),
+            (capacity < 1, "capacity", f"must be at least 1, not {capacity}"),
         )
         self._chunk, self._threshold = chunk, threshold
         self._abs, self._rel = balance_abs, balance_rel

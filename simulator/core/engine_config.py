@@ -17,6 +17,7 @@ from simulator.util.config import (
     WholeNumber,
     read_named,
 )
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field, short_repr
 
 VLLM = "vllm"
@@ -52,8 +53,8 @@ def version_text(value: object) -> object:
         return value
     text = str(value)
     if text in ("0.1", "0.2", "0.3"):
-        raise ValueError(
-            f": {text} may be {text} or {text}0: write '{text}0' in quotes, or {text}0.0"
+        raise MappingError(
+            "", f"{text} may be {text} or {text}0: write '{text}0' in quotes, or {text}0.0"
         )
     return text
 
@@ -64,9 +65,10 @@ def _tokens(least: int, *words: str) -> Callable[[object], object]:
     def check(value: object) -> object:
         whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT32
         if not whole and value not in (*words, None):
-            raise ValueError(
-                f": must be a whole number of tokens, at least {least}, or {' or '.join(words)}, "
-                f"not {short_repr(value)}"
+            raise MappingError(
+                "",
+                f"must be a whole number of tokens, at least {least}, or {' or '.join(words)}, "
+                f"not {short_repr(value)}",
             )
         return value
 
@@ -108,7 +110,7 @@ def _interval(value: object) -> object:
     ends = value if isinstance(value, list | tuple) else ()
     numbers = [float(end) for end in ends if type(end) in (int, float)]
     if len(ends) != 2 or len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1] <= 1:
-        raise ValueError(f": must be [low, high], s, from 0 to 1, not {short_repr(value)}")
+        raise MappingError("", f"must be [low, high], s, from 0 to 1, not {short_repr(value)}")
     return numbers[0], numbers[1]
 
 
@@ -135,7 +137,7 @@ class HostConfig(Config):
 
 def _not_host(value: object) -> object:
     if value == "host":
-        raise ValueError(": is the name of the memory before these tiers")
+        raise MappingError("", "is the name of the memory before these tiers")
     return value
 
 

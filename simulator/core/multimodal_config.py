@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from simulator.util.config import Config, Count, WholeNumber
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field, short_repr
 
 MODALITIES = ("image", "video", "audio")
@@ -12,7 +13,7 @@ MODALITIES = ("image", "video", "audio")
 def _modalities(value: object) -> object:
     """Let through a mapping whose keys are modalities."""
     if isinstance(value, dict) and not {*value} <= {*MODALITIES}:
-        raise ValueError(f": the keys are of {', '.join(MODALITIES)}, not {short_repr(value)}")
+        raise MappingError("", f"the keys are of {', '.join(MODALITIES)}, not {short_repr(value)}")
     return value
 
 
@@ -22,7 +23,9 @@ def _ascending(value: Any) -> Any:
         return None
     good = isinstance(value, list) and bool(value) and all(map(_is_pair, value))
     if not good or any(one[0] >= two[0] for one, two in pairwise(value)):
-        raise ValueError(": must be a list of [tokens, seconds], all above 0, the tokens ascending")
+        raise MappingError(
+            "", "must be a list of [tokens, seconds], all above 0, the tokens ascending"
+        )
     return value
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.util.config import Config, Share
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field, short_repr
 
 MOST_DRAFTS = 64
@@ -56,9 +57,10 @@ def _by_batch_size(value: object) -> object:
     for one in value if isinstance(value, list) else []:
         good = isinstance(one, list) and len(one) == 3 and all(type(each) is int for each in one)
         if not good or not end < one[0] <= one[1] or (not end and one[0] != 1) or one[2] < 0:
-            raise ValueError(
-                ": must be a list of [first, last, drafts], whole numbers, in order from batch "
-                f"size 1 on, not {short_repr(value)}"
+            raise MappingError(
+                "",
+                "must be a list of [first, last, drafts], whole numbers, in order from batch "
+                f"size 1 on, not {short_repr(value)}",
             )
         end = one[1]
     return value
@@ -70,8 +72,8 @@ def _acceptance(value: object) -> object:
     for one in each:
         good = isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1
         if not good:
-            raise ValueError(
-                f": must be from 0 to 1, or a list of such numbers, not {short_repr(value)}"
+            raise MappingError(
+                "", f"must be from 0 to 1, or a list of such numbers, not {short_repr(value)}"
             )
     return value
 
@@ -124,17 +126,16 @@ class SpeculativeConfig(Config):
         return value | {"method": draft_method(value)} if isinstance(value, dict) else value
 
     def _check(self) -> None:
-        wrong = []
         k = self.num_speculative_tokens
         if isinstance(self.acceptance, list) and len(self.acceptance) != k:
-            wrong.append(
-                f"acceptance: must be one probability for each of the num_speculative_tokens "
-                f"({k}), not {len(self.acceptance)} of them"
+            raise MappingError(
+                "acceptance",
+                f"must be one probability for each of the num_speculative_tokens ({k}), not "
+                f"{len(self.acceptance)} of them",
             )
         if self.acceptance == "typical" and self.method not in TYPICAL:
-            wrong.append(f"acceptance: typical is known of {', '.join(TYPICAL)}; give a number")
-        if wrong:
-            raise ValueError("\n".join(wrong))
+            what = f"typical is known of {', '.join(TYPICAL)}; give a number"
+            raise MappingError("acceptance", what)
 
     def on(self, model: str) -> Self:
         """Return it with the acceptance that is published of drafts for a model, where asked."""

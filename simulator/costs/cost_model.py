@@ -13,6 +13,7 @@ import numpy.typing as npt
 from simulator.core.executor import CanLeap, Leap, Timing
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
+from simulator.util.errors import ScenarioError
 
 if TYPE_CHECKING:
     from simulator.costs.joint_step import JointStep
@@ -97,7 +98,7 @@ class CostModel(CanLeap, Protocol):
 
     def with_host(self, **terms: Any) -> Self:
         """Return the cost with other terms of the host; ValueError: it has none."""
-        raise ValueError("host: needs a piecewise cost")
+        raise ScenarioError("host", "needs a piecewise cost")
 
     def without_host(self) -> "CostModel":
         """Return what the kernels of a step take, and the waits that nothing hides."""

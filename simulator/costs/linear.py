@@ -14,7 +14,8 @@ import numpy.typing as npt
 from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostModel, Counts, Seconds
-from simulator.util.from_mapping import raise_if, short_repr
+from simulator.util.errors import MappingError
+from simulator.util.from_mapping import Check, raise_if, short_repr
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
 """What a fitted range can bound: T, n, S and P."""
@@ -90,7 +91,7 @@ class Fitted(CostModel):
         and to a step with prompts; `terms` are others by their names. ValueError: the cost has no
         place for them.
         """
-        raise ValueError("overhead: needs a piecewise cost")
+        raise MappingError("overhead", "needs a piecewise cost")
 
     def with_experts(self, table: Sequence[Sequence[float]]) -> Self:
         """Add the time of experts, rows of (tokens, seconds)."""
@@ -156,7 +157,7 @@ LONGEST_TERM = 1e6
 """Seconds: a larger term is a mistake, and times that add up to infinity would follow."""
 
 
-def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
+def check_terms(cost: object, names: Sequence[str]) -> list[Check]:
     """Check that the named fields are numbers of seconds that can be; for `raise_if`."""
     found = []
     for name in names:
@@ -164,7 +165,7 @@ def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
         good = isinstance(value, Real) and not isinstance(value, bool)
         good = good and 0 <= value <= LONGEST_TERM
         what = f"must be seconds, at least 0 and at most {LONGEST_TERM:,.0f}"
-        found.append((not good, f"{name}: {what}, not {short_repr(value)}"))
+        found.append((not good, name, f"{what}, not {short_repr(value)}"))
     return found
 
 
@@ -183,7 +184,9 @@ class LinearCost(Fitted):
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")
         raise_if(*check_terms(self, terms + SWAP_TERMS))
-        raise_if((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
+        raise_if(
+            (not any(getattr(self, term) for term in terms), "base", "every step takes no time")
+        )
 
     def execute(self, step: Step) -> Timing:
         mixed = step.prefills or step.drafts

@@ -124,9 +124,9 @@ class Overhead:
         raise_if(
             *check_terms(self, TERMS),
             *check_intervals(self),
-            (self.captured < 0, f"captured: must be at least 0, not {self.captured}"),
-            (self.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
-            (self.multiprocessors < 1, "multiprocessors: must be at least 1"),
+            (self.captured < 0, "captured", f"must be at least 0, not {self.captured}"),
+            (self.captured > MAX_TABLE_TOKENS, "captured", f"must be at most {MAX_TABLE_TOKENS:,}"),
+            (self.multiprocessors < 1, "multiprocessors", "must be at least 1"),
         )
 
     @property

@@ -17,9 +17,15 @@ from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import ModelSpec
-from simulator.util.errors import FieldError, HeadwayError, field_errors
+from simulator.util.errors import (
+    FieldError,
+    HeadwayError,
+    MappingError,
+    ScenarioError,
+    field_errors,
+)
 from simulator.util.files import resolve, why_not_regular
-from simulator.util.from_mapping import from_mapping, short_repr
+from simulator.util.from_mapping import from_mapping, raise_if, short_repr
 from simulator.util.imported import Imported
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
@@ -115,7 +121,7 @@ class Profile(NamedTuple):
             return self.cost
         if routing not in tables:
             key = "enable_expert_parallel" if whole and not tables else "expert_routing"
-            raise ValueError(f"engine.{key}: {self.cost.name} has no times of such experts")
+            raise ScenarioError(f"engine.{key}", f"{self.cost.name} has no times of such experts")
         assert self.bare is not None
         return self.bare.with_experts(tables[routing])
 
@@ -233,14 +239,15 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
     if path.is_file():
         return path
     if wrong := why_not_regular(path):
-        raise ValueError(f"profile: {wrong}")
+        raise MappingError("profile", wrong)
     from difflib import get_close_matches
 
     near = get_close_matches(name_or_path.lower(), names, n=8, cutoff=0.4)
-    raise ValueError(
-        f"profile: no file {path} and no shipped profile {name_or_path!r}"
+    raise MappingError(
+        "profile",
+        f"no file {path} and no shipped profile {name_or_path!r}"
         f"{'; near are ' if near else ''}{', '.join(near)}; `headway profile list` has all "
-        f"{len(names)}"
+        f"{len(names)}",
     )
 
 
@@ -294,17 +301,10 @@ def _parse_profile(path: Path, text: str) -> Profile:
 def _expert_tables(raw: object) -> Mapping[str, Table]:
     """Check the times of experts: tables by routing, even routing among them."""
     if not isinstance(raw, Mapping):
-        raise ValueError(": must be a mapping of routings to rows [tokens, seconds]")
+        raise MappingError("", "must be a mapping of routings to rows [tokens, seconds]")
     if raw and UNIFORM not in raw:
-        raise ValueError(f"{UNIFORM}: is missing")
-    wrong = [
-        message.replace("dense:", f"{routing}:", 1)
-        for routing, rows in raw.items()
-        for bad, message in check_table(rows)
-        if bad
-    ]
-    if wrong:
-        raise ValueError("\n".join(wrong))
+        raise MappingError(UNIFORM, "is missing")
+    raise_if(*(one for routing, rows in raw.items() for one in check_table(rows, str(routing))))
     return raw
 
 
@@ -319,28 +319,28 @@ def _name(path: Path, raw: Mapping[object, object]) -> str:
 def make_form(spec: object, name: str) -> Fitted:
     """Make a cost model of a mapping with `kind` and the form's terms; ValueError by key."""
     if not isinstance(spec, Mapping):
-        raise ValueError(": must be a mapping with `kind` and the terms of that form")
+        raise MappingError("", "must be a mapping with `kind` and the terms of that form")
     kind = spec.get("kind")
     if kind not in FORMS:
         given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"
-        raise ValueError(f"kind: {given}; there are {', '.join(FORMS)}")
+        raise MappingError("kind", f"{given}; there are {', '.join(FORMS)}")
     values = {key: value for key, value in spec.items() if key != "kind"}
     if reserved := [key for key in RESERVED_FIELDS if key in values]:
-        raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
+        raise MappingError([((key,), "unknown key") for key in reserved])
     return from_mapping(FORMS[str(kind)], values | {"name": name})
 
 
 def _limits(raw: object) -> Limits:
     """Check the fitted range: two ascending numbers for each quantity."""
     if not isinstance(raw, Mapping):
-        raise ValueError(": must be a mapping of [lowest, highest]")
-    wrong = []
+        raise MappingError("", "must be a mapping of [lowest, highest]")
+    wrong: list[FieldError] = []
     for key, pair in raw.items():
         numbers = isinstance(pair, list) and all(isinstance(x, Real) for x in pair)
         if key not in QUANTITIES:
-            wrong.append(f"{key}: unknown; there are {', '.join(QUANTITIES)}")
+            wrong.append(((str(key),), f"unknown; there are {', '.join(QUANTITIES)}"))
         elif not numbers or len(pair) != 2 or not pair[0] <= pair[1]:
-            wrong.append(f"{key}: must be [lowest, highest], not {short_repr(pair)}")
+            wrong.append(((str(key),), f"must be [lowest, highest], not {short_repr(pair)}"))
     if wrong:
-        raise ValueError("\n".join(wrong))
+        raise MappingError(wrong)
     return {key: (pair[0], pair[1]) for key, pair in raw.items()}

@@ -52,8 +52,8 @@ class SplitCost(PiecewiseCost):
 
     def __post_init__(self) -> None:
         PiecewiseCost.__post_init__(self)
-        wrong = (self.kv_heads < 1, "kv_heads: must be at least 1")
-        few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
+        wrong = (self.kv_heads < 1, "kv_heads", "must be at least 1")
+        few = (self.multiprocessors < 1, "multiprocessors", "must be at least 1")
         raise_if(*check_terms(self, ("per_key",)), wrong, few)
 
     def _adjust_mixed(self, step: Step, seconds: float, new: int) -> tuple[float, float]:

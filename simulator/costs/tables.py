@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Any
 
 from simulator.costs.linear import LONGEST_TERM
+from simulator.util.from_mapping import Check
 
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
@@ -15,7 +16,7 @@ MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
 
 
-def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
+def check_table(table: object, name: str = "dense") -> list[Check]:
     """Check that a dense table is one; for `raise_if`."""
     good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
     rows = list(table) if isinstance(table, Sequence) else []
@@ -30,33 +31,33 @@ def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
         "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0 "
         f"and at most {LONGEST_TERM:,.0f}"
     )
-    return [(not good, f"{name}: {what}")]
+    return [(not good, name, what)]
 
 
-def check_graphs(table: object) -> list[tuple[bool, str]]:
+def check_graphs(table: object) -> list[Check]:
     """Check a table of graphs of steps with prompts; for `raise_if`."""
     found = check_table(table, "graph_mixed")
     if found[0][0]:
         return found
     tokens = [row[0] for row in table]  # type: ignore[attr-defined]
     good = all(isinstance(size, int) for size in tokens) and tokens[-1] <= MAX_TABLE_TOKENS
-    return [(not good, f"graph_mixed: tokens must be whole, at most {MAX_TABLE_TOKENS:,}")]
+    return [(not good, "graph_mixed", f"tokens must be whole, at most {MAX_TABLE_TOKENS:,}")]
 
 
-def check_interval(ends: object, name: str) -> list[tuple[bool, str]]:
+def check_interval(ends: object, name: str) -> list[Check]:
     """Check that an interval is one, or empty; for `raise_if`."""
     numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
     good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
     good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
-    return [(not good, f"{name}: must be [lowest, highest], seconds")]
+    return [(not good, name, "must be [lowest, highest], seconds")]
 
 
-def check_intervals(cost: object) -> list[tuple[bool, str]]:
+def check_intervals(cost: object) -> list[Check]:
     """Check the intervals of the engine's terms; for `raise_if`."""
     return [found for name in INTERVALS for found in check_interval(getattr(cost, name), name)]
 
 
-def check_sizes(sizes: object) -> list[tuple[bool, str]]:
+def check_sizes(sizes: object) -> list[Check]:
     """Check that the batch sizes of CUDA graphs are such; for `raise_if`."""
     good = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     found = list(sizes) if isinstance(sizes, Sequence) else []
@@ -64,4 +65,4 @@ def check_sizes(sizes: object) -> list[tuple[bool, str]]:
     good = good and found == sorted(set(found))
     good = good and (not found or (found[0] >= 1 and found[-1] <= MAX_TABLE_TOKENS))
     what = f"must be whole numbers, ascending, from 1 to {MAX_TABLE_TOKENS:,}"
-    return [(not good, f"cudagraph_capture_sizes: {what}")]
+    return [(not good, "cudagraph_capture_sizes", what)]

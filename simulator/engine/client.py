@@ -13,6 +13,7 @@ import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
+from simulator.util.errors import MappingError
 from simulator.workload.workload import Floats, Ints, Workload
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Client:
         self._impatient: dict[int, Request] = {}  # not ended, and whose clients will hang up
         if workload.cancel_after is not None:
             if cancel is None:
-                raise ValueError("cancel_after: nothing here lets a request go before its end")
+                raise MappingError("cancel_after", "nothing here lets a request go before its end")
             self.submit = partial(self._submit_for_a_while, self.submit)
         self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
         self.predictor = predictor

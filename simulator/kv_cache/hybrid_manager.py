@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_manager import BlockManager
+from simulator.util.errors import MappingError
 
 SALT = 0x9E3779B97F4A7C15
 """Between the names that groups have for the same tokens: odd, and far from any run's length."""
@@ -61,7 +62,7 @@ class HybridManager(BlockManager):
         self.num_groups = len(windows)
         self.window = max(windows)
         if not self.window or any(window not in (0, self.window) for window in windows):
-            raise ValueError(f"windows: must be 0 or one length, not {windows}")
+            raise MappingError("windows", f"must be 0 or one length, not {windows}")
         self.max_model_len = max_model_len
         self._sliding = [group for group, window in enumerate(windows) if window]
         self._full = [group for group, window in enumerate(windows) if not window]

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from simulator.util.errors import ScenarioError
+
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 GRACE = {"GH200", "GB200", "GB300"}
@@ -134,8 +136,8 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
 @cache
 def _find(name: str) -> Gpu:
     if part := PART.search(name):
-        raise ValueError(
-            f"gpu.name: {name!r} is {part[0]}, a part of a GPU, which is not simulated"
+        raise ScenarioError(
+            "gpu.name", f"{name!r} is {part[0]}, a part of a GPU, which is not simulated"
         )
     plain = LISTED.sub("", name).strip()
     for pattern, chip in INSTANCES.items():
@@ -156,11 +158,11 @@ def _find(name: str) -> Gpu:
     if near:
         near.sort(key=lambda known: "PCIe" in known and "pcie" not in words)
         hint = " or ".join(near[:3])
-        raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
+        raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; did you mean {hint}?")
     from difflib import get_close_matches
 
     order = dict.fromkeys([*get_close_matches(name.upper(), GPUS, cutoff=0.5), *GPUS])
-    raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
+    raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
 def _chip(words: list[str]) -> list[str]:

@@ -31,6 +31,7 @@ from simulator.models.kv_layout import KvLayout, exports_states, kv_layout, mode
 from simulator.models.loaded import Loaded, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
+from simulator.util.errors import ScenarioError
 
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
@@ -303,11 +304,15 @@ def kv_budget(model: ModelSpec, gpu: Gpu, **keys: object) -> MemoryBudget:
     return fitting(estimate(model, gpu, EngineSizes(**keys)))  # type: ignore[arg-type]
 
 
+class TooLittleMemoryError(ScenarioError):
+    """A model does not fit the memory of its GPUs."""
+
+
 def fitting(budget: MemoryBudget) -> MemoryBudget:
     """Return the budget; ValueError if fewer than two blocks are left, with how much is missing."""
     missing = 2 * budget.layout.block_bytes - budget.room
     if missing > 0:
-        raise ValueError(_too_big(budget, missing))
+        raise TooLittleMemoryError("gpu", _too_big(budget, missing))
     return budget
 
 
@@ -316,9 +321,9 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     model.check_parallel(sizes.tensor_parallel_size)
     sizes = sizes.on(gpu, model) if sizes.fraction_of == "all" else sizes
     if not 0 < sizes.gpu_memory_utilization <= 1:
-        raise ValueError(
-            f"engine.gpu_memory_utilization: must be above 0 and at most 1, "
-            f"not {sizes.gpu_memory_utilization}"
+        raise ScenarioError(
+            "engine.gpu_memory_utilization",
+            f"must be above 0 and at most 1, not {sizes.gpu_memory_utilization}",
         )
     if sizes.mamba_cache_mode == "align":
         sizes = sizes._replace(exports_states=exports_states(model, gpu, sizes.release))
@@ -382,7 +387,7 @@ def _too_big(budget: MemoryBudget, missing: float) -> str:
     beside = budget.activations + budget.context + budget.graphs + sizes.adapters
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
-        f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
+        f"{budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
         f"{gib(budget.weights)} of weights and {gib(beside)} of "
         f"activations{each} exceed {budget.share:g} of {gib(budget.gpu.memory)} "
         f"by {gib(missing)}"

@@ -10,6 +10,7 @@ from simulator.models.config_json import read_config
 from simulator.models.quantization import TABLE, read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.util.config import Config
+from simulator.util.errors import ScenarioError
 from simulator.util.files import resolve, why_not_regular
 
 MODELS = Path(__file__).parent / "configs"
@@ -60,7 +61,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     """
     wanted = str(name_or_path)
     if not wanted:  # else the current folder's config.json
-        raise ValueError("model: is empty")
+        raise ScenarioError("model", "is empty")
     if wanted in shipped_models():
         return _shipped_model(wanted)
     path = resolve(name_or_path, base or Path())
@@ -68,17 +69,19 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         path = _config_in(path)
     if not path.exists():
         if wanted[0] in "./~" or wanted.count("/") > 1:
-            raise ValueError(f"model: {wanted!r} is a path, and there is no file {str(path)!r}")
+            raise ScenarioError(
+                "model", f"{wanted!r} is a path, and there is no file {str(path)!r}"
+            )
         if found := shipped_name(wanted):
             return _shipped_model(found)
         if (by_name := _of_precision(wanted)) is None:
             raise _unknown(wanted)
         return by_name
     if wrong := why_not_regular(path):
-        raise ValueError(f"model: {wrong}")
+        raise ScenarioError("model", f"{wrong}")
     if path.suffix == ".gguf" or path.name == "params.json":
-        raise ValueError(
-            f"model: {path} is {FOREIGN[path.suffix]}: give a Hugging Face config.json"
+        raise ScenarioError(
+            "model", f"{path} is {FOREIGN[path.suffix]}: give a Hugging Face config.json"
         )
     return read_config(path)
 
@@ -93,7 +96,7 @@ def _config_in(folder: Path) -> Path:
     ours = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
     there = f"has {', '.join(ours[:3])} and" if ours else "has"
     why = "; params.json is Mistral's own format" if "params.json" in ours else ""
-    raise ValueError(f"model: {str(folder)!r} {there} no config.json{why}")
+    raise ScenarioError("model", f"{str(folder)!r} {there} no config.json{why}")
 
 
 @cache
@@ -147,9 +150,8 @@ def _unknown(name: str) -> ValueError:
         hint += f" the name says another precision: give {other} and engine.quantization"
     else:
         hint += f" a fine-tune is {other}"
-    return ValueError(
-        f"model: no file and no shipped model {name!r}{hint}; `headway profile list` has all names"
-    )
+    what = f"no file and no shipped model {name!r}{hint}; `headway profile list` has all names"
+    return ScenarioError("model", what)
 
 
 def same_shape(name: str) -> str | None:

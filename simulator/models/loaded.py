@@ -17,6 +17,7 @@ from simulator.models.gpus import Gpu
 from simulator.models.modules import FULL, Module
 from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
+from simulator.util.errors import ScenarioError
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
 FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
@@ -50,9 +51,10 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     least = BFLOAT16 if sizes.dtype == "bfloat16" else LEAST_CAPABILITY.get(word, 0.0)
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
         what = "bfloat16" if sizes.dtype == "bfloat16" else word
-        raise ValueError(
-            f"gpu: vLLM runs {what} from compute capability {least} on; {gpu.name} has "
-            f"{gpu.compute_capability}"
+        raise ScenarioError(
+            "gpu",
+            f"vLLM runs {what} from compute capability {least} on; {gpu.name} has "
+            f"{gpu.compute_capability}",
         )
     layers = _modules_bytes(model, gpu, sizes, model.modules)
     if model.latent is not None:
@@ -127,7 +129,9 @@ def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: in
     elif found.word.startswith("int") and found.scale < 4 and not module.is_expert:
         why = "The input size is not aligned with the quantized weight shape"
     if why:
-        raise ValueError(f"engine.tensor_parallel_size: {gpus} is refused: {why} ({module.name})")
+        raise ScenarioError(
+            "engine.tensor_parallel_size", f"{gpus} is refused: {why} ({module.name})"
+        )
 
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
@@ -185,7 +189,7 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
         return sum(own)
     if method == "mtp":
         if not model.has_mtp:
-            raise ValueError(f"engine.speculative_config: mtp: {model.name} has no MTP layers")
+            raise ScenarioError("engine.speculative_config", f"mtp: {model.name} has no MTP layers")
         head = f"layers.{model.num_hidden_layers - 1}."
         last = (one for one in model.modules if one.name.startswith(head))
         named = (one._replace(name="mtp." + one.name) for one in last)

@@ -11,6 +11,8 @@ Llama 2 70B on A100), each GPU of the same weight.
 from math import exp
 from typing import NamedTuple
 
+from simulator.util.errors import MappingError
+
 PER_FLOPS, PER_BANDWIDTH = 5.6, 1.6
 IDLE_SHARE = 0.17
 """Of the maximum, with a model in memory. Splitwise's A100 read 0.17 to 0.18; an H200 0.11 with
@@ -42,5 +44,5 @@ def gpu_power(idle: float | None, most: float | None, data_sheet: float | None) 
         return None
     low = IDLE_SHARE * top if idle is None else idle
     if low > top:
-        raise ValueError(f"idle: must be at most the maximum ({top:g} W), not {low:g}")
+        raise MappingError("idle", f"must be at most the maximum ({top:g} W), not {low:g}")
     return Power(low, top)

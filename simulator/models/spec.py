@@ -25,6 +25,7 @@ from simulator.models.modules import (
 )
 from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
+from simulator.util.errors import ScenarioError
 
 REQUIRED = (
     "num_hidden_layers",
@@ -229,9 +230,10 @@ class ModelSpec:
             own = self.checkpoint
             return own if own and own.word == word else in_one_format(word)
         if self.checkpoint and not self.checkpoint.rules:
-            raise ValueError(
-                f"model: {self.name}: quantized_layers is empty: which of its modules are "
-                "quantized is not said; engine.quantization says it"
+            raise ScenarioError(
+                "model",
+                f"{self.name}: quantized_layers is empty: which of its modules are "
+                "quantized is not said; engine.quantization says it",
             )
         return None
 
@@ -296,16 +298,17 @@ class ModelSpec:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         size = tensor_parallel_size
         if size < 1:
-            raise ValueError(f"engine.tensor_parallel_size: must be at least 1, not {size}")
+            raise ScenarioError("engine.tensor_parallel_size", f"must be at least 1, not {size}")
         if heads % size:
-            raise ValueError(
-                f"engine.tensor_parallel_size: {size} does not divide the {heads} attention heads "
-                f"of {self.name} (gpu.count, given alone, sets it)"
+            raise ScenarioError(
+                "engine.tensor_parallel_size",
+                f"{size} does not divide the {heads} attention heads "
+                f"of {self.name} (gpu.count, given alone, sets it)",
             )
         if kv_heads % size and size % kv_heads:
-            raise ValueError(
-                f"engine.tensor_parallel_size: {size} and the {kv_heads} KV heads of {self.name}: "
-                "one must divide the other"
+            raise ScenarioError(
+                "engine.tensor_parallel_size",
+                f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other",
             )
 
     def split_layers(self, pipeline_parallel_size: int) -> list[int]:
@@ -316,9 +319,9 @@ class ModelSpec:
         """
         layers, stages = self.num_hidden_layers, pipeline_parallel_size
         if stages > layers:
-            raise ValueError(
-                f"engine.pipeline_parallel_size: must be at most the {layers} layers of "
-                f"{self.name}, not {stages}"
+            raise ScenarioError(
+                "engine.pipeline_parallel_size",
+                f"must be at most the {layers} layers of {self.name}, not {stages}",
             )
         each, left = divmod(layers, stages)
         return [each + (stages - 1 - left <= at < stages - 1) for at in range(stages)]

@@ -19,7 +19,8 @@ from math import ceil
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.policies.policy import Batch
-from simulator.util.from_mapping import check_annotation, check_range, raise_if
+from simulator.util.errors import MappingError
+from simulator.util.from_mapping import annotation_faults, check_range, raise_if
 
 LEAST, MOST = 1e-6, 1e6  # of weights
 ROUNDING = 1e-15  # of a client's books, relative
@@ -422,7 +423,7 @@ class DRR(ClientQueues):
 def _check_weights(weights: object, input_weight: float, output_weight: float) -> None:
     for name, value in (("input_weight", input_weight), ("output_weight", output_weight)):
         raise_if(check_range(name, value, 0, MOST))
-    raise_if((not input_weight + output_weight, "output_weight: both weights are 0"))
+    raise_if((not input_weight + output_weight, "output_weight", "both weights are 0"))
     if weights is not None:
         check_shares(weights)
 
@@ -430,7 +431,7 @@ def _check_weights(weights: object, input_weight: float, output_weight: float) -
 def check_shares(weights: object) -> None:
     """Raise ValueError unless these are shares by client."""
     if not isinstance(weights, Mapping):
-        raise ValueError(f"weights: {weights!r} is no mapping by client")
+        raise MappingError("weights", f"{weights!r} is no mapping by client")
     for name, value in weights.items():
-        raise_if(check_annotation(f"weights: {name}", float, value))
-        raise_if(check_range(f"weights: {name}", value, LEAST, MOST))
+        raise_if(others=annotation_faults(f"weights.{name}", float, value))
+        raise_if(check_range(f"weights.{name}", value, LEAST, MOST))

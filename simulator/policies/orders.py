@@ -16,6 +16,7 @@ import numpy.typing as npt
 from simulator.core.request import Request
 from simulator.policies.policy import Batch, hint_of
 from simulator.policies.waiting_queues import RatioQueue
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import raise_if
 
 SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
@@ -34,7 +35,7 @@ class SJF:
 
     def __init__(self, by: str = "prompt", ageing: float = 0.0) -> None:
         check_by(by)
-        raise_if((not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"))
+        raise_if((not 0 <= ageing < inf, "ageing", f"must be 0 or more, not {ageing}"))
         self.by, self.ageing = by, ageing
         self.needs_hint = by != "prompt"
 
@@ -114,8 +115,8 @@ class Boost:
     def __init__(self, by: str = "prompt", gamma: float = 0.1, token_time: float = 1e-3) -> None:
         check_by(by)
         raise_if(
-            (not 0 < gamma < inf, f"gamma: must be more than 0 per second, not {gamma}"),
-            (not 0 < token_time < inf, f"token_time: must be more than 0 s, not {token_time}"),
+            (not 0 < gamma < inf, "gamma", f"must be more than 0 per second, not {gamma}"),
+            (not 0 < token_time < inf, "token_time", f"must be more than 0 s, not {token_time}"),
         )
         self.by, self.gamma, self.token_time = by, gamma, token_time
         self.needs_hint = by != "prompt"
@@ -130,7 +131,7 @@ class Boost:
 def check_by(by: str) -> None:
     """Raise ValueError unless `by` names a size that a request is ranked by."""
     if by not in SIZES:
-        raise ValueError(f"by: must be one of {', '.join(SIZES)}, not {by!r}")
+        raise MappingError("by", f"must be one of {', '.join(SIZES)}, not {by!r}")
 
 
 def size_of(request: Request, by: str) -> int:

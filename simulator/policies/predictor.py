@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from simulator.core.request import Request
-from simulator.util.errors import did_you_mean
+from simulator.util.errors import MappingError, did_you_mean
 from simulator.util.from_mapping import check_range, from_mapping, raise_if, short_repr
 from simulator.workload.workload import Ints, Workload
 
@@ -95,7 +95,8 @@ class Bucketed:
             check_range("confusion", self.confusion, 0, 1),
             (
                 self.classes == 1 and self.confusion > 0,
-                "confusion: must be 0 with one class: there is no other",
+                "confusion",
+                "must be 0 with one class: there is no other",
             ),
         )
 
@@ -130,9 +131,10 @@ class Percentile:
         raise_if(
             (
                 not 0 < self.percentile <= 100,
-                f"percentile: must be more than 0 and at most 100, not {self.percentile}",
+                "percentile",
+                f"must be more than 0 and at most 100, not {self.percentile}",
             ),
-            (not 1 <= self.prior <= MOST, f"prior: must be 1 token or more, not {self.prior}"),
+            (not 1 <= self.prior <= MOST, "prior", f"must be 1 token or more, not {self.prior}"),
         )
 
     def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
@@ -164,12 +166,12 @@ KINDS: dict[str, type[Spec]] = {cls.kind: cls for cls in (Oracle, Noisy, Buckete
 def parse_predictor(values: object) -> Spec:
     """Read {kind: ..., and its fields}; ValueError says which field is wrong."""
     if not isinstance(values, Mapping):
-        raise ValueError(f": must be a mapping of keys, not {short_repr(values)}")
+        raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
     kind = values.get("kind")
     if str(kind) not in KINDS:
         given = "is missing" if kind is None else f"{kind!r} is none"
         hint = did_you_mean(str(kind), KINDS)
-        raise ValueError(f"kind: {given}; there are {', '.join(KINDS)}{hint}")
+        raise MappingError("kind", f"{given}; there are {', '.join(KINDS)}{hint}")
     rest = {key: value for key, value in values.items() if key != "kind"}
     return from_mapping(KINDS[str(kind)], rest)
 

@@ -6,7 +6,8 @@ from math import inf
 
 from simulator.core.request import Request
 from simulator.policies.policy import RunningView, hint_of
-from simulator.util.from_mapping import check_range, prefix_keys, raise_if, read
+from simulator.util.errors import MappingError, field_errors
+from simulator.util.from_mapping import check_range, raise_if, read
 
 
 class Preemptive:
@@ -26,8 +27,8 @@ class Preemptive:
 
     def __init__(self, threshold: float = 0.0, ageing: float = 0.0) -> None:
         raise_if(
-            (not 0 <= threshold < inf, f"threshold: must be 0 or more, not {threshold}"),
-            (not 0 <= ageing < inf, f"ageing: must be 0 or more, not {ageing}"),
+            (not 0 <= threshold < inf, "threshold", f"must be 0 or more, not {threshold}"),
+            (not 0 <= ageing < inf, "ageing", f"must be 0 or more, not {ageing}"),
         )
         self.threshold, self.ageing = threshold, ageing
 
@@ -52,7 +53,7 @@ class Due:
     def __post_init__(self) -> None:
         each = (("ttft", self.ttft), ("tpot", self.tpot))
         raise_if(
-            *((not 0 < ms < inf, f"{key}: must be more than 0 ms, not {ms}") for key, ms in each)
+            *((not 0 < ms < inf, key, f"must be more than 0 ms, not {ms}") for key, ms in each)
         )
 
     @property
@@ -88,7 +89,7 @@ class Deadline:
         clients: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.default = Due(ttft, tpot).seconds
-        raise_if((not 0 <= slack < inf, f"slack: must be 0 ms or more, not {slack}"))
+        raise_if((not 0 <= slack < inf, "slack", f"must be 0 ms or more, not {slack}"))
         self.slack = slack / 1000
         usual = {"ttft": ttft, "tpot": tpot}
         try:
@@ -97,7 +98,7 @@ class Deadline:
                 dict[str, Due], {str(name): usual | own[name] for name in own}
             )
         except ValueError as error:
-            raise prefix_keys("clients", error) from None
+            raise MappingError(field_errors(("clients",), error)) from None
         self.clients = {name: due.seconds for name, due in found.items()}
 
     def due(self, request: Request, generated: int) -> float:
@@ -138,8 +139,8 @@ class SRPT:
 
     def __init__(self, margin: int = 0, limit: float = 1.0) -> None:
         raise_if(
-            (margin < 0, f"margin: must be 0 tokens or more, not {margin}"),
-            (not 0 <= limit < inf, f"limit: must be 0 or more, not {limit}"),
+            (margin < 0, "margin", f"must be 0 tokens or more, not {margin}"),
+            (not 0 <= limit < inf, "limit", f"must be 0 or more, not {limit}"),
         )
         self.margin, self.limit = margin, limit
 
@@ -196,11 +197,11 @@ class MLFQ:
         starvation: float = 3.0,
     ) -> None:
         raise_if(
-            (quantum < 1, f"quantum: must be 1 step or more, not {quantum}"),
+            (quantum < 1, "quantum", f"must be 1 step or more, not {quantum}"),
             check_range("ratio", ratio, 1, 1000),
             check_range("levels", levels, 1, 64),
-            (prefill_rate < 1, f"prefill_rate: must be 1 token or more, not {prefill_rate}"),
-            (not starvation > 0, f"starvation: must be more than 0 s, not {starvation}"),
+            (prefill_rate < 1, "prefill_rate", f"must be 1 token or more, not {prefill_rate}"),
+            (not starvation > 0, "starvation", f"must be more than 0 s, not {starvation}"),
         )
         self.quanta = [quantum * ratio**level for level in range(levels)]
         self.prefill_rate = prefill_rate

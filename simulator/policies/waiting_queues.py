@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Request
 from simulator.policies.policy import Batch, Policy, failed, short
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import HeadwayError, ScenarioError, one_line
 
 FIELDS = (
     *("id", "arrival", "prompt_tokens", "priority", "hint", "max_tokens", "generated"),
@@ -149,9 +149,9 @@ class PromotingQueue(KeyQueue):
         super().__init__(policy)
         patience = getattr(policy, "patience", None)
         if not isinstance(patience, int | float) or isnan(patience) or patience <= 0:
-            raise ValueError(
-                f"engine.scheduling_policy: {type(policy).__name__}.patience must be more than 0 "
-                f"seconds, not {patience!r}"
+            raise ScenarioError(
+                "engine.scheduling_policy",
+                f"{type(policy).__name__}.patience must be more than 0 seconds, not {patience!r}",
             )
         self._batch = batch
         self._patience, self._promote = patience, policy.promote

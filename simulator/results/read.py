@@ -20,7 +20,7 @@ from simulator.util.csv_text import unescape_formula
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
-from simulator.util.from_mapping import check_annotation, short_repr
+from simulator.util.from_mapping import annotation_faults, short_repr
 from simulator.util.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any
 def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
     """Raise HeadwayError where one of a file's values is neither null nor a number."""
     for name, value in values.items():
-        wrong, message = check_annotation(name, float, value)
-        if wrong and value is not None:
-            raise HeadwayError(f"{path}: {message}")
+        for _, what in annotation_faults(name, float | None, value):
+            raise HeadwayError(f"{path}: {name}: {what}")
 
 
 def load_summary(path: Path) -> Mapping[str, Any]:

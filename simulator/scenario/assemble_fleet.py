@@ -18,7 +18,7 @@ from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.settle import Attempt, at_once
 from simulator.util.config import Named
-from simulator.util.errors import did_you_mean, one_line
+from simulator.util.errors import MappingError, did_you_mean, one_line
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import load_user_code
 
@@ -95,11 +95,11 @@ def _settle(own: EngineBlocks, key: str, spec: Named) -> Maker:
     for argument, value in arguments.items():
         if argument not in known:
             there = ", ".join(known) or "none"
-            raise ValueError(f"{argument}: {name} takes no such argument; there is {there}")
+            raise MappingError(argument, f"{name} takes no such argument; there is {there}")
         whole = known[argument].annotation is int
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             words = "a whole number" if whole else "a number"
-            raise ValueError(f"{argument}: must be {words}, not {short_repr(value)}")
+            raise MappingError(argument, f"must be {words}, not {short_repr(value)}")
 
     def make(number: int = 0) -> Router:
         draws = {"seed": own.seed + number} if "seed" in known else {}

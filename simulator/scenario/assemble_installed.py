@@ -22,7 +22,7 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import read_release
 from simulator.util.config import Named
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayWarning, ScenarioError
 from simulator.util.user_code import search_in
 
 REQUIRED = {
@@ -38,13 +38,14 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
     engine = spec.engine
     environment = _plugin_policy(spec)
     if not environment and engine.scheduling_policy not in map(Named, VLLM_POLICIES):
-        raise ValueError(
-            "engine.scheduling_policy: vLLM's scheduler has fcfs and priority; with scheduler_cls: "
-            f"{PLUGIN} it has the policies that order the waiting queue"
+        raise ScenarioError(
+            "engine.scheduling_policy",
+            "vLLM's scheduler has fcfs and priority; with scheduler_cls: "
+            f"{PLUGIN} it has the policies that order the waiting queue",
         )
     for key, (known, what) in REQUIRED.items():
         if getattr(engine, key) != known:
-            raise ValueError(f"engine.{key}: {what}")
+            raise ScenarioError(f"engine.{key}", f"{what}")
     check_rules(engine, "vLLM's scheduler")
     _check_installed(spec)
     if engine.scheduler_cls:  # else the scenario names no code
@@ -72,9 +73,10 @@ def _check_installed(spec: EngineSpec) -> None:
         return  # told elsewhere
     found = read_release(installed)
     if found is not None and spec.release[:2] != found[:2]:
-        raise ValueError(
-            f"engine.version: is {spec.engine.version}, and vLLM {installed} is installed, whose "
-            "scheduler decides: leave it out"
+        raise ScenarioError(
+            "engine.version",
+            f"is {spec.engine.version}, and vLLM {installed} is installed, whose "
+            "scheduler decides: leave it out",
         )
 
 
@@ -103,8 +105,8 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
         )
     name = policy_name(spec.policy)
     if issubclass(spec.policy, SchedulerBase):
-        raise ValueError(
-            f"engine.scheduling_policy: {name} is a scheduler of its own: it cannot run in vLLM"
+        raise ScenarioError(
+            "engine.scheduling_policy", f"{name} is a scheduler of its own: it cannot run in vLLM"
         )
     check_arguments(spec.policy, spec.arguments, taken={})
     if not is_own(spec.policy):

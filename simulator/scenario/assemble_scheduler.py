@@ -25,7 +25,7 @@ from simulator.scenario.policy_table import (
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.door import Door
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayWarning, ScenarioError
 
 
 def make_scheduler(
@@ -66,9 +66,9 @@ def _make(
 
         return make_installed(spec, vllm_options(spec))
     if named and engine.speculative_config is not None:
-        raise ValueError("engine.speculative_config: a live engine verifies no drafts")
+        raise ScenarioError("engine.speculative_config", "a live engine verifies no drafts")
     if named and (feature := next(features_of(engine), None)):
-        raise ValueError(f"engine.{feature.key}: a live engine {feature.live}")
+        raise ScenarioError(f"engine.{feature.key}", f"a live engine {feature.live}")
     name = policy_name(scheduler_class)
     caching = engine.enable_prefix_caching and scheduler_class.traits.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -86,7 +86,7 @@ def _make(
     tiers = traits.has_host_tier and (traits.loads_beside or not own)
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
-        raise ValueError(f"engine.kv_offloading_size: {told} has no host tier")
+        raise ScenarioError("engine.kv_offloading_size", f"{told} has no host tier")
     check_arguments(policy_class, arguments, taken=options)
     blocks = make_blocks(
         spec,

@@ -15,7 +15,7 @@ from simulator.scenario.encoder_checks import check_encoders, check_roles
 from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.engines import ENGINES, release_of
 from simulator.scenario.policy_table import FIELD
-from simulator.scenario.scenario import Scenario, blamed_key
+from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle import try_to_settle
 from simulator.schedulers.vllm.rules import (
     LOCK_STEP_INTERVAL_SINCE,
@@ -27,7 +27,7 @@ from simulator.schedulers.vllm.rules import (
     read_release,
     write_release,
 )
-from simulator.util.errors import FieldError, HeadwayError, Key
+from simulator.util.errors import FieldError, HeadwayError, Key, field_errors, split_key
 from simulator.util.files import resolve, why_not_regular
 
 if TYPE_CHECKING:
@@ -99,24 +99,16 @@ def _overlap(mine: Key, bad: Key) -> bool:
     return mine[:length] == bad[:length]
 
 
-def _blamed(block: str | None, line: str, others: str) -> Conflict:
-    key, what = blamed_key(block, line)
-    return key, others, what
-
-
 @contextmanager
 def _attempt(found: list[Conflict], block: str, others: str) -> Iterator[None]:
-    """Note why what is attempted cannot be done.
-
-    A message begins with a key of the scenario, with one of its engine, or with a file; failing
-    these it is about the value at `block`, or a key of it.
-    """
+    """Note why what is attempted with the value at `block` cannot be done."""
     try:
         yield
     except HeadwayError as error:
-        found += [_blamed(None, line, others) for line in error.messages]
+        found += [("", others, line) for line in error.messages]
     except ValueError as error:
-        found += [_blamed(block, line, others) for line in str(error).split("\n")]
+        wrong = field_errors(split_key(block), error)
+        found += [(".".join(key), others, what) for key, what in wrong]
 
 
 def _check(

@@ -11,6 +11,7 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import WITH_VLLM
 from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
 
 REQUIRED_FOR_DRAFTS = {"preemption_mode": "recompute"}
@@ -78,7 +79,7 @@ def _check_prefill_interval(spec: EngineSpec) -> None:
     absent = "prefill_schedule_interval" in options_without_effect(spec.release)
     if absent and spec.engine.prefill_schedule_interval > 1 and not spec.model.num_experts:
         what = f"vLLM {spec.engine.version} has no such rule for ranks of a dense model"
-        raise ValueError(f"engine.prefill_schedule_interval: {what}: leave it out")
+        raise ScenarioError("engine.prefill_schedule_interval", f"{what}: leave it out")
 
 
 def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
@@ -90,56 +91,40 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
     role = None if spec.role == "ec_producer" else spec.role
     chosen = of_policy(spec.policy)
 
-    def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
+    def need(at: str, required: Mapping[str, object], otherwise: str, words: str = "needs") -> None:
         if chosen is not Scheduler:
-            raise ValueError(otherwise)
+            raise ScenarioError(f"engine.{at}", otherwise)
         for key, word in differing_keys(engine, required):
-            raise ValueError(differs.format(key=key, word=word))
+            raise ScenarioError(f"engine.{at}", f"{words} {key}: {word}")
 
     _check_prefill_interval(spec)
     for feature in features_of(engine):
-        at, (lacks, others) = f"engine.{feature.key}", feature.lacking
+        lacks, others = feature.lacking
         if (required := feature.requires(engine)) is None:
             continue
         if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
-            raise ValueError(f"{at}: needs the rules of vLLM 0.32 or later, without a kv_role")
-        need(
-            required,
-            f"{at}: needs {{key}}: {{word}}",
-            f"{at}: {name} {lacks}; fcfs {others}, and {ORDERING}",
-        )
+            what = "needs the rules of vLLM 0.32 or later, without a kv_role"
+            raise ScenarioError(f"engine.{feature.key}", what)
+        need(feature.key, required, f"{name} {lacks}; fcfs {others}, and {ORDERING}")
     if role is not None:
-        need(
-            REQUIRED_FOR_ROLE,
-            f"engine.{{key}}: a group with kv_role {role} wants {{word}}",
-            f"engine.scheduling_policy: {name} passes no KV caches on; in a group with kv_role "
-            f"{role} fcfs does, and {ORDERING}, fair",
-        )
+        others = f"in a group with kv_role {role} fcfs does, and {ORDERING}, fair"
+        need("scheduling_policy", {}, f"{name} passes no KV caches on; {others}")
+        for key, word in differing_keys(engine, REQUIRED_FOR_ROLE):
+            raise ScenarioError(f"engine.{key}", f"a group with kv_role {role} wants {word}")
     if engine.pipeline_parallel_size > 1:
-        at = "engine.pipeline_parallel_size"
         whole = {"disable_hybrid_kv_cache_manager": True} if spec.keeps_window else {}
-        need(
-            {**REQUIRED_FOR_STAGES, **whole},
-            f"{at}: needs {{key}}: {{word}}",
-            f"{at}: {name} has one batch in flight; fcfs has more, and {ORDERING}, boost",
-        )
+        lacks = f"{name} has one batch in flight; fcfs has more, and {ORDERING}, boost"
+        need("pipeline_parallel_size", {**REQUIRED_FOR_STAGES, **whole}, lacks)
         return SCHEDULERS["pipeline"]
     if engine.scheduler == "vllm":
         return None
     if spec.keeps_window:
-        at = "engine.disable_hybrid_kv_cache_manager"
-        need(
-            REQUIRED_FOR_WINDOW,
-            f"{at}: false needs {{key}}: {{word}}",
-            f"{at}: must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost",
-        )
+        lacks = f"must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost"
+        need("disable_hybrid_kv_cache_manager", REQUIRED_FOR_WINDOW, lacks, "false needs")
     if engine.speculative_config is not None:
-        at = "engine.speculative_config"
-        need(
-            REQUIRED_FOR_DRAFTS_AHEAD if engine.drafts_ahead else REQUIRED_FOR_DRAFTS,
-            f"{at}: needs {{key}}: {{word}}",
-            f"{at}: {name} verifies no drafts; fcfs does, and {ORDERING}, boost",
-        )
+        lacks = f"{name} verifies no drafts; fcfs does, and {ORDERING}, boost"
+        required = REQUIRED_FOR_DRAFTS_AHEAD if engine.drafts_ahead else REQUIRED_FOR_DRAFTS
+        need("speculative_config", required, lacks)
         return _with_drafts(spec, engine.speculative_config)
     return _in_time(spec, chosen, role)
 
@@ -151,7 +136,7 @@ def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerB
     unhashed = drafts.reads_next and not hashed
     if spec.keeps_window and unhashed and engine.enable_prefix_caching:
         what = f"{drafts.method} with a window has a prefix cache from vLLM 0.33 on"
-        raise ValueError(f"engine.enable_prefix_caching: must be false: {what}")
+        raise ScenarioError("engine.enable_prefix_caching", f"must be false: {what}")
     if not engine.drafts_ahead:
         return SCHEDULERS["drafts"]
     return SCHEDULERS["asynchronous drafts" if engine.async_scheduling else "cached drafts"]
@@ -167,9 +152,9 @@ def _in_time(
         return SCHEDULERS[f"{overlaps}offloading"]
     overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
     if overlapped is None:
-        raise ValueError(
-            f"engine.async_scheduling: {name} schedules a step when the one before has ended; set "
-            "it to false"
+        raise ScenarioError(
+            "engine.async_scheduling",
+            f"{name} schedules a step when the one before has ended; set it to false",
         )
     if role is not None:
         return SCHEDULERS[f"{overlaps}{role}"]

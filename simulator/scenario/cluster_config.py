@@ -15,6 +15,7 @@ from simulator.cluster.config import (
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.util.config import Config, Named, NonNegativeFloat
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field
 
 
@@ -106,10 +107,10 @@ class ClusterConfig(Config):
         if self.kv_transfer is not None and self.kv_transfer.ratio is not None:
             self._share_out(self.kv_transfer)
         elif self.groups and self.replicas is not None:
-            raise ValueError("replicas: beside groups, each group gives its own replicas")
+            raise MappingError("replicas", "beside groups, each group gives its own replicas")
         self._share_gpus()
         if self.groups and not any(group.replicas for group in self.groups.values()):
-            raise ValueError("groups: there is not one replica")
+            raise MappingError("groups", "there is not one replica")
         self._check_pods()
         self._check_models()
         self._check_scaling()
@@ -119,13 +120,15 @@ class ClusterConfig(Config):
         roles: dict[str | None, str] = {g.kv_role: name for name, g in self.groups.items()}
         if len(self.groups) != 2 or set(roles) != {"kv_producer", "kv_consumer"}:
             what = "needs one group of kv_role kv_producer and one of kv_consumer"
-            raise ValueError(f"kv_transfer.ratio: {what}")
+            raise MappingError("kv_transfer.ratio", f"{what}")
         if self.replicas is None or self.replicas < 2:
-            raise ValueError("replicas: kv_transfer.ratio shares them out: 2 or more")
+            raise MappingError("replicas", "kv_transfer.ratio shares them out: 2 or more")
         for role, count in links.shared_out(self.replicas).items():
             name = roles[role]
             if "replicas" in self.groups[name].model_fields_set:
-                raise ValueError(f"groups.{name}.replicas: cannot be used with kv_transfer.ratio")
+                raise MappingError(
+                    f"groups.{name}.replicas", "cannot be used with kv_transfer.ratio"
+                )
             self.groups[name] = self.groups[name].model_copy(update={"replicas": count})
 
     def _share_gpus(self) -> None:
@@ -134,21 +137,21 @@ class ClusterConfig(Config):
             return
         if unknown := [name for name in self.sleep_mode.groups if name not in self.groups]:
             there = ", ".join(self.groups) or "none"
-            raise ValueError(f"sleep_mode.groups: no group {unknown[0]!r}; there is {there}")
+            raise MappingError("sleep_mode.groups", f"no group {unknown[0]!r}; there is {there}")
         if len(self.sleepers) < 2:
-            raise ValueError("sleep_mode: needs two groups or more, each of its own model")
+            raise MappingError("sleep_mode", "needs two groups or more, each of its own model")
         if self.max_gpu_budget is not None:
-            raise ValueError("max_gpu_budget: cannot be used with sleep_mode")
+            raise MappingError("max_gpu_budget", "cannot be used with sleep_mode")
         first = self.groups[self.sleepers[0]]
         for name in self.sleepers:
             group = self.groups[name]
             if "replicas" in group.model_fields_set:
                 what = "cannot be used with sleep_mode, whose replicas all that share have"
-                raise ValueError(f"groups.{name}.replicas: {what}")
+                raise MappingError(f"groups.{name}.replicas", f"{what}")
             for key in ("gpu", "dollars_per_hour"):
                 if getattr(group, key) != getattr(first, key):
                     what = f"must be that of {self.sleepers[0]}: they share the GPUs"
-                    raise ValueError(f"groups.{name}.{key}: {what}")
+                    raise MappingError(f"groups.{name}.{key}", f"{what}")
             self.groups[name] = group.model_copy(update={"replicas": self.sleep_mode.replicas})
 
     @property
@@ -166,44 +169,44 @@ class ClusterConfig(Config):
         if both := [name for name in self.sleepers if name in self.scalers]:
             what = "cannot be used with sleep_mode, which says which model has the GPUs"
             key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
-            raise ValueError(f"{key}: {what}")
+            raise MappingError(key, f"{what}")
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
-            raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
+            raise MappingError("autoscaling.group", f"name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
-            raise ValueError(f"autoscaling.group: there is {', '.join(self.replica_groups)}")
+            raise MappingError("autoscaling.group", f"there is {', '.join(self.replica_groups)}")
         for name, group in self.replica_groups.items():
             if group.autoscaling is not None:
                 if group.autoscaling.group is not None:
-                    raise ValueError(f"groups.{name}.autoscaling.group: it is this group")
+                    raise MappingError(f"groups.{name}.autoscaling.group", "it is this group")
                 if scaling is not None and scaling.group in (None, name):
-                    raise ValueError(
-                        f"groups.{name}.autoscaling: cannot be used with cluster.autoscaling"
+                    raise MappingError(
+                        f"groups.{name}.autoscaling", "cannot be used with cluster.autoscaling"
                     )
             if group.replicas > (most := self.max_replicas(name)):
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
                 what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
-                raise ValueError(f"{key}: {what}")
+                raise MappingError(key, f"{what}")
         if self.max_gpu_budget is not None and len(self.scalers) < 2:
-            raise ValueError("max_gpu_budget: needs two groups or more that have autoscaling")
+            raise MappingError("max_gpu_budget", "needs two groups or more that have autoscaling")
         if self.switch_delay is not None and self.max_gpu_budget is None:
-            raise ValueError("switch_delay: needs max_gpu_budget")
+            raise MappingError("switch_delay", "needs max_gpu_budget")
 
     def _check_pods(self) -> None:
         if self.pods is None:
             if self.pod_router is not None:
-                raise ValueError("pod_router: needs pods")
+                raise MappingError("pod_router", "needs pods")
             return
         from simulator.cluster.routers import STATELESS_ROUTERS  # only for a fleet with pods
 
         if self.router_name not in STATELESS_ROUTERS:
             known = ", ".join(STATELESS_ROUTERS)
-            raise ValueError(f"router: before pods, one that looks at no replica: {known}")
+            raise MappingError("router", f"before pods, one that looks at no replica: {known}")
         if self.kv_transfer is not None or any(g.kv_role for g in self.replica_groups.values()):
-            raise ValueError("pods: cannot be used with kv_role: consumers would be shared")
+            raise MappingError("pods", "cannot be used with kv_role: consumers would be shared")
         for name, group in self.replica_groups.items():
             if group.replicas % self.pods:
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
-                raise ValueError(f"{key}: must be a multiple of pods ({self.pods})")
+                raise MappingError(key, f"must be a multiple of pods ({self.pods})")
 
     def _check_models(self) -> None:
         """Refuse what goes with one model alone."""
@@ -212,7 +215,7 @@ class ClusterConfig(Config):
         for key in ("pods", "kv_transfer", "failures"):
             if getattr(self, key) is not None:
                 what = "needs one model, without groups that have their own"
-                raise ValueError(f"{key}: {what}")
+                raise MappingError(key, f"{what}")
 
     @property
     def pod_numbers(self) -> list[int]:

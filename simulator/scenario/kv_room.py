@@ -10,12 +10,13 @@ from simulator.core.speculative_config import DraftConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
-from simulator.models.kv_budget import MemoryBudget, estimate, fitting
+from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError, estimate, fitting
 from simulator.models.load import load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES, release_of
+from simulator.util.errors import ScenarioError
 
 SHARE = "gpu_memory_utilization"
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
@@ -96,8 +97,8 @@ def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftCon
     if method is None:
         return None
     if method == "draft_model" and sizes.draft is None:
-        raise ValueError(
-            "engine.speculative_config.draft: name a known `model`, or give {fraction: 0.1}"
+        raise ScenarioError(
+            "engine.speculative_config.draft", "name a known `model`, or give {fraction: 0.1}"
         )
     parts = loaded(model, gpu, sizes)
     head = parts.head or parts.embedding
@@ -195,15 +196,13 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget
     """Work out the memory; ValueError where there is too little, with what would be enough."""
     try:
         return memory_budget(own.engine, model, gpu)
-    except ValueError as error:
-        if "does not fit" not in str(error):
-            raise
+    except TooLittleMemoryError as error:
         budget = estimate(model, gpu, engine_sizes(own.engine, model))
         change = remedies(own, budget)
         enough = f"it fits with {change}" if change else "take a larger GPU"
         known = own.engine.follows_vllm or own.engine.name in ("sglang", "tensorrt-llm")
         log = f'; its log would say "{budget.refusal}"' if known else ""
-        raise ValueError(f"{error}{log}; {enough}") from None
+        raise TooLittleMemoryError("gpu", f"{error.faults[0][1]}{log}; {enough}") from None
 
 
 def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:

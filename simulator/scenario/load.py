@@ -29,7 +29,6 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
-TOO_LITTLE = " does not fit the "  # in what is wrong with a GPU of too little memory
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """Of the shipped scenarios: in an installed package, and in a checkout."""
@@ -116,7 +115,7 @@ def check_scenario(
             scenario = _wait_for_own_policies(scenario, raw)
             keys = {key for key, _ in wrong}
             contradicting, others, specs, fleet = find_conflicts(scenario, keys, runs=fits)
-            wrong += [one for one in contradicting if fits or TOO_LITTLE not in one[1]]
+            wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))

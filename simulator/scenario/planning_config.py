@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from simulator.util.config import Config, PositiveShare
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field
 
 Values = Annotated[list[Any], Field(min_length=1)]
@@ -25,11 +26,11 @@ class SpreadConfig(Config):
     def _check(self) -> None:
         if self.choice is not None:
             if self.low is not None or self.high is not None or self.log:
-                raise ValueError("choice: cannot be used with low, high and log")
+                raise MappingError("choice", "cannot be used with low, high and log")
         elif self.low is None or self.high is None or self.low > self.high:
-            raise ValueError(": needs low and high with low <= high, or choice")
+            raise MappingError("", "needs low and high with low <= high, or choice")
         elif self.log and self.low <= 0:
-            raise ValueError(f"low: must be more than 0 for log, not {self.low}")
+            raise MappingError("low", f"must be more than 0 for log, not {self.low}")
 
     def draw(self, rng: "np.random.Generator") -> object:
         """Draw one value."""
@@ -122,16 +123,17 @@ class PlanConfig(Config):
 
     def _check(self) -> None:
         if self.max_duration < self.min_duration:
-            raise ValueError(
-                f"max_duration: must be at least min_duration ({self.min_duration:g}), not "
-                f"{self.max_duration:g}"
+            raise MappingError(
+                "max_duration",
+                f"must be at least min_duration ({self.min_duration:g}), not {self.max_duration:g}",
             )
         if self.most_replications < self.replications:
-            raise ValueError(
-                f"most_replications: must be at least replications ({self.replications}), not "
-                f"{self.most_replications}"
+            raise MappingError(
+                "most_replications",
+                f"must be at least replications ({self.replications}), not "
+                f"{self.most_replications}",
             )
         if self.fewest and self.cheapest:
-            raise ValueError("cheapest: cannot be used with fewest")
+            raise MappingError("cheapest", "cannot be used with fewest")
         if len(self.fewest) > 1:
-            raise ValueError("fewest: one key; vary the others")
+            raise MappingError("fewest", "one key; vary the others")

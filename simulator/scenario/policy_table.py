@@ -17,8 +17,17 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
-from simulator.util.errors import HeadwayError, did_you_mean, one_line
-from simulator.util.from_mapping import check_annotation
+from simulator.util.errors import (
+    FieldError,
+    HeadwayError,
+    MappingError,
+    ScenarioError,
+    did_you_mean,
+    field_errors,
+    one_line,
+    split_key,
+)
+from simulator.util.from_mapping import annotation_faults
 from simulator.util.imported import Imported
 from simulator.util.user_code import load_user_code
 from simulator.workload.workload import Workload
@@ -116,25 +125,26 @@ def find_class(name: Any, folder: Path, field: str) -> type:
         return POLICIES[name]
     if ":" not in name:
         known = ", ".join(POLICIES)
-        raise ValueError(
-            f"{field}: no policy {name!r}; there are {known}, or package.module:Class"
-            f"{did_you_mean(name, POLICIES)}"
+        raise ScenarioError(
+            field,
+            f"no policy {name!r}; there are {known}, or package.module:Class"
+            f"{did_you_mean(name, POLICIES)}",
         )
     try:
         cls = load_user_code(name, folder)
     except HeadwayError:
         raise
     except ValueError as error:
-        raise ValueError(f"{field}: {error}") from error
+        raise ScenarioError(field, f"{error}") from error
     if not isinstance(cls, type) or not (
         issubclass(cls, SchedulerBase)
         or callable(getattr(cls, "key", None))
         or callable(getattr(cls, "rank", None))
         or callable(getattr(cls, "queue", None))
     ):
-        raise ValueError(
-            f"{field}: {name} is no Scheduler and has no method `key(request)` or "
-            "`rank(waiting, now)`"
+        raise ScenarioError(
+            field,
+            f"{name} is no Scheduler and has no method `key(request)` or `rank(waiting, now)`",
         )
     return cls
 
@@ -148,17 +158,16 @@ def find_order(spec: Any, folder: Path, field: str) -> Found:
 
     name = spec.get("policy") if isinstance(spec, dict) else None
     if not isinstance(name, str):
-        raise ValueError(f"{field}: must name a policy, as in {{policy: sjf}}, not {spec!r}")
+        raise ScenarioError(field, f"must name a policy, as in {{policy: sjf}}, not {spec!r}")
     cls, arguments = find_class(name, folder, field), {k: spec[k] for k in spec if k != "policy"}
     name = policy_name(cls)
     if issubclass(cls, SchedulerBase):
-        raise ValueError(f"{field}: {name} is a scheduler of its own: it cannot run in SGLang's")
+        raise ScenarioError(field, f"{name} is a scheduler of its own: it cannot run in SGLang's")
     try:
         check_orders(cls, name)
-        check_arguments(cls, arguments, taken={})
     except ValueError as error:
-        lines = [line.removeprefix("engine.scheduling_policy.") for line in str(error).split("\n")]
-        raise ValueError("\n".join(f"{field}: {line}" for line in lines)) from error
+        raise ScenarioError(field, str(error)) from error
+    check_arguments(cls, arguments, taken={}, field=field)
     return cls, arguments
 
 
@@ -263,9 +272,10 @@ def make_policy(
     """Make a policy; refuse one that ranks by predicted lengths where nobody predicts any."""
     policy = construct(spec, cls, **arguments)
     if getattr(policy, "needs_hint", False) and not spec.predicts:
-        raise ValueError(
-            f"{field}: {policy_name(cls)} ranks by predicted lengths, "
-            "and the scenario has no `predictor`; {kind: oracle} is the simplest"
+        raise ScenarioError(
+            field,
+            f"{policy_name(cls)} ranks by predicted lengths, "
+            "and the scenario has no `predictor`; {kind: oracle} is the simplest",
         )
     return policy
 
@@ -275,36 +285,37 @@ def check_rules(engine: EngineConfig, who: str, taken: Collection[str] = ()) -> 
     for rule in ADMISSION_RULES:
         default = EngineConfig.model_fields[rule].default
         if getattr(engine, rule) != default and rule not in taken:
-            raise ValueError(f"engine.{rule}: {who} has no such rule")
+            raise ScenarioError(f"engine.{rule}", f"{who} has no such rule")
     if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
-        raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
+        raise ScenarioError("engine.preemption_mode", f"{who} does not choose: swap or recompute")
 
 
-def check_arguments(cls: type, arguments: Mapping[str, Any], taken: Collection[str]) -> None:
+def check_arguments(
+    cls: type, arguments: Mapping[str, Any], taken: Collection[str], field: str = FIELD
+) -> None:
     """Refuse arguments that the policy does not know, that the engine's keys already give, or
     whose annotations are plain types that they are not, and name those that are missing."""
     known = signature(cls).parameters
     given = {*taken, "blocks"} if issubclass(cls, SchedulerBase) else set()
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    wrong = []
+    wrong: list[FieldError] = []
     for name, value in arguments.items():
         if name in taken:
-            wrong.append(f"{name}: give it as engine.{name}")
+            wrong.append(((name,), f"give it as engine.{name}"))
         elif name not in known and not free:
             close = did_you_mean(name, known)
-            wrong.append(f"{name}: {policy_name(cls)} takes no such argument{close}")
+            wrong.append(((name,), f"{policy_name(cls)} takes no such argument{close}"))
         elif name in known:
-            bad, message = check_annotation(name, known[name].annotation, value)
-            wrong += [message] if bad else []
+            wrong += annotation_faults(name, known[name].annotation, value)
     wrong += [
-        f"{name}: is missing; {policy_name(cls)} needs it"
+        ((name,), f"is missing; {policy_name(cls)} needs it")
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and name not in {*arguments, *given}
     ]
     if wrong:
-        raise ValueError("\n".join(f"engine.scheduling_policy.{what}" for what in wrong))
+        raise ScenarioError(field_errors(split_key(field), MappingError(wrong)))
 
 
 def missing_inputs(

@@ -19,7 +19,7 @@ from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, Sweep
 from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config, FileName, PositiveFloat
-from simulator.util.errors import FieldError, HeadwayError, field_errors
+from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors, split_key
 from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
 from simulator.util.yaml_lines import SourceMap
@@ -46,9 +46,10 @@ def _model(value: object) -> object:
     if isinstance(value, dict) and value.keys() == {"like", "name"} and all(value.values()):
         words = [*value.values()]
     if not all(isinstance(word, str) for word in words):
-        raise ValueError(
-            ": must be a model's name or path, or of a fine-tune {like: llama-3-8b, name: my-tune},"
-            f" not {short_repr(value)}"
+        raise MappingError(
+            "",
+            "must be a model's name or path, or of a fine-tune {like: llama-3-8b, name: my-tune},"
+            f" not {short_repr(value)}",
         )
     return value
 
@@ -276,10 +277,8 @@ class Scenario(Config):
         return scenario
 
     def error_at(self, block: str, error: ValueError) -> HeadwayError:
-        """Say with file and line what is wrong with the value at a dotted key; see `blamed_key`."""
-        lines = str(error).split("\n")
-        found = (blamed_key(block, line) for line in lines)
-        return self._errors([((*key.split("."),), what) for key, what in found])
+        """Say with file and line what an error about the value at a dotted key blames."""
+        return self._errors(field_errors(split_key(block), error))
 
     def _errors(self, errors: Iterable[FieldError]) -> HeadwayError:
         source_map = self._source_map or SourceMap("scenario", {})
@@ -467,19 +466,3 @@ class Scenario(Config):
                 frontend["client_latency"] = latency
             values["workload"] = self.workload.generator_keys() | frontend
         return values
-
-
-def blamed_key(block: str | None, line: str) -> tuple[str, str]:
-    """Take apart a message into the dotted key to blame and what is wrong with it.
-
-    It begins with a key of the scenario, with one of its engine, or with one of `block`; failing
-    these it is about the value at `block` ("" where that is None: the message is complete).
-    """
-    name, _, what = line.partition(": ")
-    if name in EngineConfig.model_fields:
-        return f"engine.{name}", what
-    if name.split(".")[0] in Scenario.model_fields:
-        return name, what
-    if block is not None and name.isidentifier() and what:
-        return f"{block}.{name}", what
-    return block or "", line

@@ -5,12 +5,12 @@ Every function names the scenario's field in its errors: `ValueError("field: wha
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from simulator.core.engine_config import VLLM, EngineConfig
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import MemoryBudget
+from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
@@ -25,7 +25,7 @@ from simulator.scenario.kv_room import (
 )
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import rules_of
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayWarning, ScenarioError
 
 Attempt = Callable[[str, str], AbstractContextManager[object]]
 """Takes the key to blame where what is done within fails, and others that have a part in it."""
@@ -46,14 +46,15 @@ def settle(own: EngineBlocks) -> EngineSpec:
 def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
     align = engine.mamba_cache_mode == "align"
     if engine.enable_prefix_caching and model.linear is not None and not align:
-        raise ValueError(
-            "engine.enable_prefix_caching: must be false: a prefix cache of the states of linear "
+        raise ScenarioError(
+            "engine.enable_prefix_caching",
+            "must be false: a prefix cache of the states of linear "
             f"attention or Mamba ({model.name}) is simulated with vLLM's rules from 0.32 on, for "
             "fcfs and policies that only order the queue, without drafts, host tiers, pipeline "
-            "stages and kv_role"
+            "stages and kv_role",
         )
     if align and model.linear is None:
-        raise ValueError(f"engine.mamba_cache_mode: must be none: {model.name} has no states")
+        raise ScenarioError("engine.mamba_cache_mode", f"must be none: {model.name} has no states")
 
 
 def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
@@ -62,7 +63,7 @@ def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
         return engine
     if (engine.prefix_cache_retention_interval or 0) % block_size:
         what = f"must be a multiple of the block of {block_size} tokens that its states make"
-        raise ValueError(f"engine.prefix_cache_retention_interval: {what}")
+        raise ScenarioError("engine.prefix_cache_retention_interval", f"{what}")
     return engine.model_copy(update={"block_size": block_size})
 
 
@@ -70,9 +71,9 @@ def _check_retention(engine: EngineConfig, model: ModelSpec) -> None:
     windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
     windows |= engine.mamba_cache_mode == "align"
     if engine.prefix_cache_retention_interval and not windows:
-        raise ValueError(
-            "engine.prefix_cache_retention_interval: must be 0, as in vLLM: no layer of "
-            f"{model.name} keeps a window alone"
+        raise ScenarioError(
+            "engine.prefix_cache_retention_interval",
+            f"must be 0, as in vLLM: no layer of {model.name} keeps a window alone",
         )
 
 
@@ -100,17 +101,19 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     holds_longest = engine.enable_chunked_prefill or tokens >= longest
     with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
         if not holds_longest:
-            raise ValueError(
-                f"engine.max_num_batched_tokens: without chunked prefill must be at least "
+            raise ScenarioError(
+                "engine.max_num_batched_tokens",
+                "without chunked prefill must be at least "
                 f"max_model_len ({longest}), not {tokens}: the longest prompt must fit into one "
-                "step"
+                "step",
             )
     if gpu is None:
         return None
     power, given, refused = None, own.gpu.power, ""
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
-    with attempt("gpu", " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])):
+    sizes = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
+    with attempt("gpu", sizes), nullcontext() if runs else suppress(TooLittleMemoryError):
         if own.encodes_only:  # it has no KV cache: enough is never too little
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:

@@ -40,8 +40,14 @@ from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.kv_room import draft_by_shape
-from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if, short_repr
+from simulator.util.errors import (
+    HeadwayError,
+    HeadwayWarning,
+    MappingError,
+    ScenarioError,
+    field_errors,
+)
+from simulator.util.from_mapping import from_mapping, raise_if, short_repr
 
 if TYPE_CHECKING:
     from simulator.costs.pipeline import Stage
@@ -70,15 +76,16 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         given = engine.expert_routing not in (AUTO, UNIFORM), engine.enable_expert_parallel
         for key, wrong in zip(("expert_routing", "enable_expert_parallel"), given, strict=True):
             if wrong:
-                raise ValueError(f"engine.{key}: {model.name} has no experts")
+                raise ScenarioError(f"engine.{key}", f"{model.name} has no experts")
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
     if parallel and engine.pipeline_parallel_size > 1:
-        raise ValueError(
-            "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
+        raise ScenarioError(
+            "engine.pipeline_parallel_size", "must be 1 where data-parallel ranks share experts"
         )
     shipped = None if parallel or own.cost else nearest_profile(model, gpu, engine)
     if engine.expert_routing not in (AUTO, UNIFORM) and own.cost is None and shipped is None:
-        raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
+        what = _why_uniform(model, gpu, engine, parallel=parallel)
+        raise ScenarioError("engine.expert_routing", what)
     spec = own.cost or ({"profile": shipped} if shipped else {"kind": "roofline"})
     cost = load_cost(spec, own.folder, model=model, gpu=gpu, engine=engine, host=own.host)
     speculation = engine.speculative_config
@@ -103,14 +110,14 @@ def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: 
     """Say why experts can only be chosen evenly where no profile is taken."""
     if parallel:
         return (
-            f"engine.expert_routing: experts that data-parallel ranks share are by roofline, which "
+            "experts that data-parallel ranks share are by roofline, which "
             f"knows {UNIFORM} routing alone"
         )
     others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
     there = "; `headway profile list` has profiles of other layouts" if others else ""
     words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
     return (
-        f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
+        f"no profile is shipped of {model.name} on {gpu.name} with "
         f"{', '.join(words)}, and the roofline in its place knows {UNIFORM} alone{there}"
     )
 
@@ -149,9 +156,7 @@ def load_cost(
     except HeadwayError:
         raise
     except ValueError as error:
-        if str(error).startswith(("engine.", "host")):
-            raise
-        raise prefix_keys("cost", error) from None
+        raise ScenarioError(field_errors(("cost",), error)) from None
     if engine.pipeline_parallel_size == 1:
         return _with_copies(whole, model, gpu, engine)
     from simulator.costs.pipeline import link_of, make_pipeline, stages_of
@@ -226,7 +231,7 @@ def _with_host(cost: Fitted, host: Mapping[str, Any]) -> Fitted:
     within = ("step", "host_ranks")  # of its terms, and of its host
     changed = cost.with_host(**{key: value for key, value in host.items() if key not in within})
     if "step" in host:
-        raise ValueError(f"host.launch_gap: {cost.name} has it within its terms")
+        raise ScenarioError("host.launch_gap", f"{cost.name} has it within its terms")
     return changed
 
 
@@ -248,7 +253,7 @@ def _read_cost(
         try:
             kernels = replace(kernels, residuals=check_residuals(spec["residuals"]))
         except ValueError as error:
-            raise prefix_keys("residuals", error) from None
+            raise MappingError(field_errors(("residuals",), error)) from None
     return kernels, overhead
 
 
@@ -263,17 +268,17 @@ def _read_overhead(given: object, target: _Target) -> tuple[Overhead, Overhead |
     if given is None:
         return standard, None
     if isinstance(given, str):
-        raise_if((bool(wrong := unknown_overhead(given)), f"overhead: {wrong}"))
+        raise_if((bool(wrong := unknown_overhead(given)), "overhead", wrong))
         return standard, standard
     try:
         read = from_mapping(Overhead, given)
         read.check()
     except ValueError as error:
-        raise prefix_keys("overhead", error) from None
+        raise MappingError(field_errors(("overhead",), error)) from None
     assert isinstance(given, Mapping)  # else `from_mapping` has refused it
     for key, term in HOST_KEYS.items():
         if term in given and term in target.host:
-            raise ValueError(f"host.{key}: cost.overhead.{term} says it, too")
+            raise ScenarioError(f"host.{key}", f"cost.overhead.{term} says it, too")
     terms = {key: getattr(read, key) for key in given}
     if "host" in terms:  # the whole of it
         terms = {"host_ranks": 0.0} | terms
@@ -285,16 +290,16 @@ def _load_profile(
 ) -> tuple[Fitted, Overhead | None]:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead", "experts"}]:
-        raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
+        raise MappingError([((key,), "cannot be given beside `profile`") for key in extra])
     named = spec["profile"]
     if not isinstance(named, str):
-        raise ValueError(f"profile: must be a name or a path, not {short_repr(named)}")
+        raise MappingError("profile", f"must be a name or a path, not {short_repr(named)}")
     profile = read_profile(find_profile(named, base))
     alone, within = _read_overhead(spec.get("overhead"), target)
     kernel = spec.get("experts", "")
     if kernel and (kernel not in EXPERT_KERNELS or not profile.marlin):
         known = " or ".join(EXPERT_KERNELS) if profile.marlin else "no choice of kernels"
-        raise ValueError(f"experts: must be {known}, not {short_repr(kernel)}")
+        raise MappingError("experts", f"must be {known}, not {short_repr(kernel)}")
     cost, gpu = profile.routed(target.engine, target.model, kernel), target.gpu
     measured = GPUS.get(str(profile.hardware.get("gpu")), gpu)
     if profile.overhead and measured is not gpu and isinstance(cost, PiecewiseCost):
@@ -318,11 +323,11 @@ def _make_roofline(spec: Mapping[str, Any], target: _Target) -> tuple[Fitted, Ov
     from simulator.costs.roofline import roofline
 
     if extra := [key for key in spec if key not in {"kind", "overhead"}]:
-        raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
+        raise MappingError([((key,), "roofline takes no terms") for key in extra])
     overhead, _ = _read_overhead(spec.get("overhead"), target)
     engine = target.engine
     if engine.expert_routing not in (AUTO, UNIFORM):
-        raise ValueError("engine.expert_routing: a roofline knows uniform routing alone")
+        raise ScenarioError("engine.expert_routing", "a roofline knows uniform routing alone")
     kernels = roofline(
         target.model,
         target.gpu,
@@ -340,7 +345,7 @@ def _make_form(spec: Mapping[str, Any], target: _Target) -> Fitted:
     if kind not in FORMS:
         known = ", ".join((*FORMS, "roofline"))
         given = f", not {short_repr(kind)}" if "kind" in spec else ""
-        raise ValueError(f"kind: must be {known}{given}; or give `profile`: a name or a path")
+        raise MappingError("kind", f"must be {known}{given}; or give `profile`: a name or a path")
     if kind != "linear":
         spec = {"overlapped": target.engine.async_scheduling, **spec}
     return make_form(spec, str(kind))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
-from simulator.util.errors import FieldError, HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, MappingError
 from simulator.util.from_mapping import Field, as_plain, from_mapping
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
@@ -71,7 +71,7 @@ class TraceConfig(Config):
 
     def _check(self) -> None:
         if self.end_s is not None and self.end_s <= (self.start_s or 0):
-            raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
+            raise MappingError("end_s", f"must be more than start_s ({self.start_s or 0})")
 
 
 class FrontendConfig(Config):
@@ -87,9 +87,10 @@ class FrontendConfig(Config):
         if not isinstance(raw, str):
             return super()._open(raw)
         if raw not in FRONTENDS:
-            raise ValueError(
-                f": no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
-                "per_request and per_token"
+            raise MappingError(
+                "",
+                f"no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
+                "per_request and per_token",
             )
         found = FRONTENDS[raw]
         return {key: getattr(found, key) * 1e3 for key in self.model_fields}
@@ -135,17 +136,14 @@ class WorkloadConfig(Config):
 
     def _check(self) -> None:
         if self.frontend is not None and self.client_latency:
-            raise ValueError("client_latency: give it as frontend.latency, in ms")
+            raise MappingError("client_latency", "give it as frontend.latency, in ms")
         if self.columns is not None:
             self._check_columns()
         others = [key for key in self.given if key not in BESIDE_TRACE]
         if self.trace is not None and others:
             known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
-            raise ValueError(
-                "\n".join(
-                    f"{key}: needs a generator; beside trace there is {known}" for key in others
-                )
-            )
+            what = f"needs a generator; beside trace there is {known}"
+            raise MappingError([((key,), what) for key in others])
         keys = self.given | {"max_concurrency": self.max_concurrency}
         self._generator = from_mapping(Generator, keys)
 
@@ -153,7 +151,7 @@ class WorkloadConfig(Config):
         from simulator.workload.traces.fields import parse_columns
 
         if self.trace is None or self.trace.format is not None:
-            raise ValueError("columns: need a trace that names no format")
+            raise MappingError("columns", "need a trace that names no format")
         assert self.columns is not None
         try:
             parse_columns(self.columns)

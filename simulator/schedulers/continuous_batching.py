@@ -60,8 +60,8 @@ class ContinuousBatching(SchedulerBase):
         raise_if(
             (
                 not good,
-                "max_new_tokens: must be a whole number of at least 1, null or exact, not "
-                f"{max_new_tokens!r}",
+                "max_new_tokens",
+                f"must be a whole number of at least 1, null or exact, not {max_new_tokens!r}",
             )
         )
         if self.whole_prompts:

@@ -11,6 +11,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import raise_if
 
 NEVER = 1 << 60  # ticks
@@ -59,21 +60,24 @@ class Static(SchedulerBase):
             max_model_len=max_model_len,
         )
         if isinstance(blocks, BlockManager) and blocks.prefix_caching:
-            raise ValueError("blocks: static batching has no prefix cache")
+            raise MappingError("blocks", "static batching has no prefix cache")
         if batch_size is None:
             batch_size = max_num_seqs
         raise_if(
             (
                 not 1 <= batch_size <= max_num_seqs,
-                f"batch_size: must be from 1 to max_num_seqs ({max_num_seqs}), not {batch_size}",
+                "batch_size",
+                f"must be from 1 to max_num_seqs ({max_num_seqs}), not {batch_size}",
             ),
             (
                 not 0 <= timeout <= LONGEST_TIMEOUT,
-                f"timeout: must be from 0 to {LONGEST_TIMEOUT:,} seconds, not {timeout}",
+                "timeout",
+                f"must be from 0 to {LONGEST_TIMEOUT:,} seconds, not {timeout}",
             ),
             (
                 deliver not in get_args(Deliver),
-                f"deliver: must be batch or each, not {deliver!r}",
+                "deliver",
+                f"must be batch or each, not {deliver!r}",
             ),
         )
         self.batch_size = batch_size

@@ -52,8 +52,8 @@ class Tgi(ContinuousBatching):
             check_least("max_waiting_tokens", max_waiting_tokens, 0),
             (
                 total is not None and total < blocks.block_size,
-                f"max_batch_total_tokens: must be at least block_size ({blocks.block_size}), "
-                f"not {total}",
+                "max_batch_total_tokens",
+                f"must be at least block_size ({blocks.block_size}), not {total}",
             ),
         )
         super().__init__(

@@ -77,8 +77,8 @@ class TrtLlm(ContinuousBatching):
         raise_if(
             (
                 capacity_scheduler_policy not in POLICIES,
-                f"capacity_scheduler_policy: must be {', '.join(POLICIES)}, not "
-                f"{capacity_scheduler_policy!r}",
+                "capacity_scheduler_policy",
+                f"must be {', '.join(POLICIES)}, not {capacity_scheduler_policy!r}",
             )
         )
         super().__init__(

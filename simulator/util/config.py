@@ -27,7 +27,7 @@ FILE_NAME = r"^\w[\w .,+=-]*$"
 def _check_file_name(value: object) -> object:
     if isinstance(value, str) and value and not re.fullmatch(FILE_NAME, value):
         what = "must begin with a letter or digit and have only these, blanks and _ . , + = -"
-        raise ValueError(f": {what}, not {short_repr(value)}")
+        raise MappingError("", f"{what}, not {short_repr(value)}")
     return value
 
 
@@ -68,7 +68,7 @@ class Config:
     def _read(self, value: Any) -> None:
         values = self._open(value)
         if not isinstance(values, dict):
-            raise ValueError(f": must be a mapping of keys, not {short_repr(value)}")
+            raise MappingError("", f"must be a mapping of keys, not {short_repr(value)}")
         found, faults = read_keys(self.model_fields, values, {"finite": True})
         faults += self._read_others({k: values[k] for k in values if k not in self.model_fields})
         if faults:
@@ -150,11 +150,11 @@ def read_named(key: str, example: str) -> Callable[[object], Named]:
         if isinstance(value, str):
             return Named(value)
         if not isinstance(value, dict):
-            raise ValueError(
-                f": must be a name or a mapping with a key `{key}`, not {short_repr(value)}"
+            raise MappingError(
+                "", f"must be a name or a mapping with a key `{key}`, not {short_repr(value)}"
             )
         if not isinstance(name := value.get(key), str):
-            raise ValueError(f": the mapping needs a key `{key}`: a name or {example}")
+            raise MappingError("", f"the mapping needs a key `{key}`: a name or {example}")
         return Named(name, {k: one for k, one in value.items() if k != key}, value)
 
     return read

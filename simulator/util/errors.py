@@ -1,6 +1,6 @@
 """What goes wrong on the user's side, told in one line each: `file:line: field: what is wrong`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -24,29 +24,31 @@ FieldError = tuple[Key, str]
 
 
 class MappingError(ValueError):
-    """What is wrong with the keys of one mapping, and of those in it."""
+    """What is wrong with keys of a mapping; they are those below it, "" the mapping itself."""
 
-    def __init__(self, faults: list[FieldError]) -> None:
-        super().__init__(faults)
-        self.faults = faults
+    def __init__(self, key: str | Sequence[FieldError], what: str = "") -> None:
+        super().__init__(key, what)
+        self.faults = [(split_key(key), what)] if isinstance(key, str) else [*key]
 
     def __str__(self) -> str:
         return "\n".join(f"{'.'.join(key)}: {what}" for key, what in self.faults)
 
 
-def field_errors(key: Key, error: ValueError) -> list[FieldError]:
-    """Take apart an error about the value at `key`.
+class ScenarioError(MappingError):
+    """What is wrong with keys of a scenario, which are whole: `engine.block_size`."""
 
-    Each of its lines begins with the key below that is wrong, or, where there is none, with the
-    colon alone: `input_len.low: ...`, `: ...`.
-    """
+
+def split_key(key: str) -> Key:
+    """Take a dotted key apart."""
+    return tuple(key.split(".")) if key else ()
+
+
+def field_errors(key: Key, error: ValueError) -> list[FieldError]:
+    """Return what an error about the value at `key` blames, by whole keys."""
     if isinstance(error, MappingError):
-        return [((*key, *below), what) for below, what in error.faults]
-    found = []
-    for line in str(error).split("\n"):
-        below, _, what = line.partition(":")
-        found.append(((*key, *below.split(".")) if below else key, what.strip()))
-    return found
+        above = () if isinstance(error, ScenarioError) else [*key]
+        return [((*above, *below), what) for below, what in error.faults]
+    return [(key, line) for line in str(error).split("\n")]
 
 
 class NoAnswerError(HeadwayError):

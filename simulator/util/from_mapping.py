@@ -1,8 +1,8 @@
 """The reader of values: it makes dataclasses and blocks of a scenario's mappings, and says of each
 wrong key what is wrong.
 
-An error is a ValueError of lines `key: what is wrong`; whoever holds the mapping puts its own key
-before them, so that at last each begins with the whole path, as in `input_len.parts.0.low`.
+An error has the keys that are wrong (`MappingError`); whoever has the mapping puts its own key
+before them, so that at last each is the whole path, as in `input_len.parts.0.low`.
 
 Why not pydantic, which read the blocks until it was replaced by `read`: it took 0.1 s to import and
 to prepare the classes, a third of what a run of one request takes; and it cannot read the
@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from simulator.util.errors import FieldError, MappingError, did_you_mean, field_errors
+from simulator.util.errors import FieldError, MappingError, did_you_mean, field_errors, split_key
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -124,7 +124,7 @@ def read(kind: Any, value: Any, limits: Limits = NO_LIMITS) -> Any:
         keeps, words = LIMITS[name]
         if not keeps(value, limit):
             shown = f"{float(limit):g}" if plain is float else limit
-            raise ValueError(f": {words.format(shown, short_repr(given))}")
+            raise MappingError("", f"{words.format(shown, short_repr(given))}")
     return plain(value) if "finite" in limits and plain in (int, float) else value
 
 
@@ -133,7 +133,7 @@ def _read_plain(plain: Any, inner: tuple[Any, ...], value: Any) -> Any:
     fits = isinstance(value, ACCEPTED.get(plain, plain))
     fits = fits and (plain is bool) == isinstance(value, bool)
     if not fits or (plain in (int, float) and _is_nan_or_too_large(value)):
-        raise ValueError(f": must be {WORDS[plain]}, not {short_repr(value)}")
+        raise MappingError("", f"must be {WORDS[plain]}, not {short_repr(value)}")
     if plain is list and inner:
         return [*_read_items(inner[0], enumerate(value)).values()]
     return _read_items(inner[1], value.items()) if plain is dict and inner else value
@@ -149,7 +149,7 @@ def _read_one_of(kinds: tuple[Any, ...], value: object, limits: Limits) -> Any:
             return read(kind, value, limits)
     plain = (get_origin(_bare(kind)) or _bare(kind) for kind in others)
     words = [WORDS.get(kind, "a mapping of keys") for kind in plain]
-    raise ValueError(f": must be {' or '.join(words)}, not {short_repr(value)}")
+    raise MappingError("", f"must be {' or '.join(words)}, not {short_repr(value)}")
 
 
 def _read_literal(known: tuple[Any, ...], value: object) -> object:
@@ -158,7 +158,7 @@ def _read_literal(known: tuple[Any, ...], value: object) -> object:
     near = did_you_mean(str(value), (one for one in known if isinstance(one, str)))
     *first, last = map(repr, known)
     listed = f"{', '.join(first)} or {last}" if first else last
-    raise ValueError(f": must be {listed}, not {short_repr(value)}{near}")
+    raise MappingError("", f"must be {listed}, not {short_repr(value)}{near}")
 
 
 def _read_items(kind: Any, items: Iterable[tuple[Any, object]]) -> dict[Any, Any]:
@@ -185,41 +185,39 @@ def as_plain(value: Any, exclude_unset: bool = False) -> Any:
     return [as_plain(one, exclude_unset) for one in value] if isinstance(value, list) else value
 
 
-def raise_if(*checks: tuple[bool, str]) -> None:
-    """Raise ValueError with the messages, one in a line, of the checks that are true."""
-    if messages := [message for wrong, message in checks if wrong]:
-        raise ValueError("\n".join(messages))
+Check = tuple[bool, str, str]
+"""Whether a value is wrong, its key, and what is wrong with it."""
 
 
-def check_range(name: str, value: float, low: float, high: float) -> tuple[bool, str]:
+def raise_if(*checks: Check, others: Iterable[FieldError] = ()) -> None:
+    """Raise a MappingError of all checks that are true, and of `others` beside them."""
+    if faults := [*((split_key(key), what) for wrong, key, what in checks if wrong), *others]:
+        raise MappingError(faults)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> Check:
     """Check for `raise_if` that a number is from `low` to `high`; NaN is not."""
-    return not low <= value <= high, f"{name}: must be from {low:g} to {high:g}, not {value}"
+    return not low <= value <= high, name, f"must be from {low:g} to {high:g}, not {value}"
 
 
-def check_least(name: str, value: float, low: float) -> tuple[bool, str]:
+def check_least(name: str, value: float, low: float) -> Check:
     """Check for `raise_if` that a number is at least `low`."""
-    return value < low, f"{name}: must be at least {low:g}, not {value}"
+    return value < low, name, f"must be at least {low:g}, not {value}"
 
 
-def prefix_keys(name: str, error: ValueError) -> ValueError:
-    """Put the name of the mapping before the key that each line of an error begins with."""
-    lines = str(error).split("\n")
-    return ValueError("\n".join(name + ("" if s[0] == ":" else ".") + s for s in lines))
-
-
-def check_parses(name: str, make: Callable[[S], object], value: S) -> tuple[bool, str]:
-    """Try to make something of a value; give what ValueError says as a check for `raise_if`."""
+def parse_faults(name: str, make: Callable[[S], object], value: S) -> list[FieldError]:
+    """Try to make something of the value at a key; return what is wrong with it."""
     try:
         make(value)
     except ValueError as error:
-        return True, str(prefix_keys(name, error))
-    return False, ""
+        return field_errors(split_key(name), error)
+    return []
 
 
 def from_mapping(cls: type[T], values: object) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
     if not isinstance(values, Mapping):
-        raise ValueError(f": must be a mapping of keys, not {short_repr(values)}")
+        raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
     known = {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
     numbers = {key for key, field in known.items() if float in (field.kind, *get_args(field.kind))}
     values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
@@ -273,14 +271,14 @@ def parse_number(value: S) -> S | float:
     return value
 
 
-def check_annotation(name: str, annotation: object, value: object) -> tuple[bool, str]:
-    """Check that a value fits an annotation, or its text, of a plain type; others fit always."""
+def annotation_faults(name: str, annotation: object, value: object) -> list[FieldError]:
+    """Return why a value does not fit an annotation, or its text, of a plain type; others fit."""
     for kind in (int, float, str, bool):
         texts = {kind.__name__: kind, f"{kind.__name__} | None": kind | None}
         for text, one in texts.items():
             if annotation in (one, text):
-                return check_parses(name, partial(read, one), value)
-    return False, ""
+                return parse_faults(name, partial(read, one), value)
+    return []
 
 
 def short_repr(value: object) -> str:

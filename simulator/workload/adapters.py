@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.util.from_mapping import raise_if
-from simulator.workload.arrivals import Checks
+from simulator.util.from_mapping import Check, raise_if
 from simulator.workload.distributions import are_numbers, weighted_choice
 from simulator.workload.workload import Ints, Workload
 
@@ -30,21 +29,22 @@ class Adapters:
         raise_if(
             (
                 not 1 <= self.num_adapters <= MOST,
-                f"num_adapters: {self.num_adapters} is not from 1 to {MOST:,}",
+                "num_adapters",
+                f"{self.num_adapters} is not from 1 to {MOST:,}",
             ),
-            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            (not 0 <= self.base <= 1, f"base: {self.base} is not from 0 to 1"),
+            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
+            (not 0 <= self.base <= 1, "base", f"{self.base} is not from 0 to 1"),
         )
 
 
-def check_models(models: Any, adapters: Any) -> Checks:
+def check_models(models: Any, adapters: Any) -> list[Check]:
     """Check the key that says which of several models requests ask for."""
     weights = [*models.values()] if isinstance(models, Mapping) else models
     good = models is None or (are_numbers(weights, 1) and 0 < sum(weights) < inf)
     named = not isinstance(models, Mapping) or all(isinstance(name, str) for name in models)
     return [
-        (not good or not named, "models: must be {name: weight}, weights 0 or more, not all 0"),
-        (models is not None and adapters is not None, "models: cannot be used with adapters"),
+        (not good or not named, "models", "must be {name: weight}, weights 0 or more, not all 0"),
+        (models is not None and adapters is not None, "models", "cannot be used with adapters"),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from simulator.util.from_mapping import check_annotation, raise_if
+from simulator.util.from_mapping import Check, annotation_faults, raise_if
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -15,15 +15,12 @@ MOST_PERIODS = 1_000  # in one table; a longer load goes through that of a singl
 SHORTEST_PERIOD = 1e-3  # s
 LOWEST = 1e-100  # rate and burstiness: gaps of the inverse of both do not overflow
 
-Checks = list[tuple[bool, str]]
-"""What `refuse` takes: whether something is wrong, and what."""
 
-
-def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
+def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> list[Check]:
     """Check a number of things, from 1 on."""
     return [
-        (value < 1, f"{name}: {value} is less than 1"),
-        (value > most, f"{name}: {value} is more than {most:,}"),
+        (value < 1, name, f"{value} is less than 1"),
+        (value > most, name, f"{value} is more than {most:,}"),
     ]
 
 
@@ -42,13 +39,15 @@ class Diurnal:
         raise_if(
             (
                 not SHORTEST_PERIOD <= self.period < inf,
-                f"period: {self.period} is not {SHORTEST_PERIOD} or more",
+                "period",
+                f"{self.period} is not {SHORTEST_PERIOD} or more",
             ),
             (
                 not 0 <= self.amplitude <= 1,
-                f"amplitude: {self.amplitude} is not from 0 to 1",
+                "amplitude",
+                f"{self.amplitude} is not from 0 to 1",
             ),
-            (self.rates is not None and not _is_curve(self.rates), f"rates: {CURVE}"),
+            (self.rates is not None and not _is_curve(self.rates), "rates", CURVE),
         )
 
     @property
@@ -88,7 +87,7 @@ CURVE = "must be a list of numbers, finite, 0 or more, and not all 0"
 def _is_curve(rates: object) -> bool:
     """Say whether a value is a list of rates."""
     if not isinstance(rates, list | tuple) or any(
-        check_annotation("", float, one)[0] for one in rates
+        annotation_faults("", float, one) for one in rates
     ):
         return False
     return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
@@ -99,7 +98,7 @@ def _one_curve(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
     told = {key: value for key, value in given.items() if value is not None}
-    raise_if(({"rates", "amplitude"} <= {*told}, "rates: cannot be used with amplitude"))
+    raise_if(({"rates", "amplitude"} <= {*told}, "rates", "cannot be used with amplitude"))
     return told
 
 
@@ -123,14 +122,14 @@ class ArrivalProcess:
     ramp_up_end_rps: float | None = None
     diurnal: Annotated[Diurnal | None, _one_curve] = None
 
-    def check_rates(self) -> Checks:
+    def check_rates(self) -> list[Check]:
         """Check what is said of the rates."""
         start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
         checks = [
-            (not self.request_rate > 0, f"request_rate: {self.request_rate} is not above 0"),
-            (not self.burstiness > 0, f"burstiness: {self.burstiness} is not above 0"),
+            (not self.request_rate > 0, "request_rate", f"{self.request_rate} is not above 0"),
+            (not self.burstiness > 0, "burstiness", f"{self.burstiness} is not above 0"),
             *(
-                (0 < value < LOWEST, f"{name}: {value} is below {LOWEST}")
+                (0 < value < LOWEST, name, f"{value} is below {LOWEST}")
                 for name, value in (
                     ("request_rate", self.request_rate),
                     ("burstiness", self.burstiness),
@@ -140,16 +139,16 @@ class ArrivalProcess:
         ]
         if ramp is None:
             given = start is not None or end is not None
-            return [*checks, (given, "ramp_up_strategy: missing, but there is a rate to ramp up")]
+            return [*checks, (given, "ramp_up_strategy", "missing, but there is a rate to ramp up")]
         if start is None or end is None:
             name = "ramp_up_start_rps" if start is None else "ramp_up_end_rps"
-            return [*checks, (True, f"{name}: missing, as ramp_up_strategy is given")]
+            return [*checks, (True, name, "missing, as ramp_up_strategy is given")]
         return [
             *checks,
-            (ramp not in {"linear", "exponential"}, f"ramp_up_strategy: {ramp!r} is unknown"),
-            (self.request_rate < inf, "request_rate: cannot be given with ramp_up_strategy"),
-            (not start > 0, f"ramp_up_start_rps: {start} is not above 0"),
-            (not start <= end < inf, f"ramp_up_end_rps: {end} is not finite and {start} or more"),
+            (ramp not in {"linear", "exponential"}, "ramp_up_strategy", f"{ramp!r} is unknown"),
+            (self.request_rate < inf, "request_rate", "cannot be given with ramp_up_strategy"),
+            (not start > 0, "ramp_up_start_rps", f"{start} is not above 0"),
+            (not start <= end < inf, "ramp_up_end_rps", f"{end} is not finite and {start} or more"),
         ]
 
     def arrival_parts(

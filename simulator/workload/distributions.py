@@ -8,16 +8,16 @@ there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf, isfinite, log
 from typing import Annotated, Protocol, TypeGuard, get_args
 
 import numpy as np
 
-from simulator.util.errors import did_you_mean
+from simulator.util.errors import MappingError, did_you_mean
 from simulator.util.from_mapping import (
-    check_parses,
     from_mapping,
+    parse_faults,
     parse_number,
     raise_if,
     read,
@@ -45,8 +45,8 @@ class Distribution(Protocol):
 def _check_bounds(low: float | None, high: float | None) -> None:
     least, most = low or 0, inf if high is None else high
     raise_if(
-        (least < 0, f"low: {low} is less than 0"),
-        (least > most, f"low: {low} is more than high, {high}"),
+        (least < 0, "low", f"{low} is less than 0"),
+        (least > most, "low", f"{low} is more than high, {high}"),
     )
 
 
@@ -67,7 +67,7 @@ class Fixed:
     value: float
 
     def __post_init__(self) -> None:
-        raise_if((not 0 <= self.value < inf, f"value: {self.value} is not finite and 0 or more"))
+        raise_if((not 0 <= self.value < inf, "value", f"{self.value} is not finite and 0 or more"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.full(len(u), float(self.value))
@@ -82,7 +82,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
-        raise_if((not isfinite(self.high), f"high: {self.high} is not finite"))
+        raise_if((not isfinite(self.high), "high", f"{self.high} is not finite"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
@@ -98,7 +98,7 @@ class Exponential:
     high: float | None = None  # None: there is none
 
     def __post_init__(self) -> None:
-        raise_if((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
+        raise_if((not 0 < self.mean < inf, "mean", f"{self.mean} is not above 0"))
         _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -119,10 +119,10 @@ class Lognormal:
 
     def __post_init__(self) -> None:
         raise_if(
-            (not 0 < self.sigma < inf, f"sigma: {self.sigma} is not above 0"),
-            ((self.median is None) == (self.mean is None), "median: give either it or mean"),
+            (not 0 < self.sigma < inf, "sigma", f"{self.sigma} is not above 0"),
+            ((self.median is None) == (self.mean is None), "median", "give either it or mean"),
             *(
-                (value is not None and not 0 < value < inf, f"{name}: {value} is not above 0")
+                (value is not None and not 0 < value < inf, name, f"{value} is not above 0")
                 for name, value in (("median", self.median), ("mean", self.mean))
             ),
         )
@@ -135,7 +135,7 @@ class Lognormal:
         low, high = _bounds(self.low, self.high, edge)
         below = ndtr((log(low) - mu) / self.sigma) if low else 0.0
         above = ndtr((log(high) - mu) / self.sigma) if high < inf else 1.0
-        raise_if((above - below < 1e-9, "low: the distribution is not between low and high"))
+        raise_if((above - below < 1e-9, "low", "the distribution is not between low and high"))
         x = np.exp(mu + self.sigma * ndtri(below + u * (above - below)))
         return _clip(x, low, high)
 
@@ -150,10 +150,10 @@ class Zipf:
 
     def __post_init__(self) -> None:
         raise_if(
-            (not 0 <= self.alpha < inf, f"alpha: {self.alpha} is not 0 or more"),
-            (self.low < 1, f"low: {self.low} is less than 1"),
-            (self.low > self.high, f"low: {self.low} is more than high, {self.high}"),
-            (self.high > 10**7, f"high: {self.high} is more than 10 million"),
+            (not 0 <= self.alpha < inf, "alpha", f"{self.alpha} is not 0 or more"),
+            (self.low < 1, "low", f"{self.low} is less than 1"),
+            (self.low > self.high, "low", f"{self.low} is more than high, {self.high}"),
+            (self.high > 10**7, "high", f"{self.high} is more than 10 million"),
         )
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -182,7 +182,8 @@ class Quantiles:
             *(
                 (
                     not are_numbers(c, 2) or any(a > b for a, b in pairwise(c)),
-                    f"{name}: not 2 or more numbers from 0 on that never fall",
+                    name,
+                    "not 2 or more numbers from 0 on that never fall",
                 )
                 for name, c in columns.items()
             )
@@ -190,8 +191,8 @@ class Quantiles:
         if self.at is not None:
             fits = len(self.at) == len(self.values)
             raise_if(
-                (not fits, f"at: {len(self.at)} of them for {len(self.values)} values"),
-                (self.at[0] != 0 or self.at[-1] != 1, "at: does not go from 0 to 1"),
+                (not fits, "at", f"{len(self.at)} of them for {len(self.values)} values"),
+                (self.at[0] != 0 or self.at[-1] != 1, "at", "does not go from 0 to 1"),
             )
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -216,7 +217,7 @@ class Empirical:
 
     def __post_init__(self) -> None:
         wrong = self.column not in {"input", "output"}
-        raise_if((wrong, f"column: {self.column!r} is neither input nor output"))
+        raise_if((wrong, "column", f"{self.column!r} is neither input nor output"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         trace = read_lengths(self.path, self.format, load)
@@ -227,9 +228,9 @@ class Empirical:
 def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workload:
     """Read a trace; ValueError if it has no requests."""
     if load is None:
-        raise ValueError("path: no reader of traces was given")
+        raise MappingError("path", "no reader of traces was given")
     trace = load(path, form)
-    raise_if((len(trace) == 0, f"path: {path} has no requests"))
+    raise_if((len(trace) == 0, "path", f"{path} has no requests"))
     return trace
 
 
@@ -240,8 +241,8 @@ class Cycle:
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        message = "values: not a list of 1 or more numbers from 0 on"
-        raise_if((not are_numbers(self.values, 1), message))
+        message = "not a list of 1 or more numbers from 0 on"
+        raise_if((not are_numbers(self.values, 1), "values", message))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.resize(np.array(self.values, np.float64), len(u))
@@ -250,18 +251,19 @@ class Cycle:
 def _mixture_parts(parts: object) -> list[tuple[float, Distribution]]:
     """Read the parts of a mixture."""
     if not isinstance(parts, Sequence) or not parts:
-        raise ValueError(": not a list")
-    raise_if(*(check_parses(f"{k}", _mixture_part, part) for k, part in enumerate(parts)))
+        raise MappingError("", "not a list")
+    wrong = (parse_faults(f"{k}", _mixture_part, part) for k, part in enumerate(parts))
+    raise_if(others=chain.from_iterable(wrong))
     return [_mixture_part(part) for part in parts]
 
 
 def _mixture_part(part: object) -> tuple[float, Distribution]:
     """Read a part of a mixture: its weight, and the distribution that the rest of it is."""
     if not isinstance(part, Mapping):
-        raise ValueError(f": {short_repr(part)} is not a mapping")
+        raise MappingError("", f"{short_repr(part)} is not a mapping")
     weight = part.get("weight")
     if not isinstance(weight, int | float) or not 0 < weight < inf:
-        raise ValueError(f"weight: {short_repr(weight)} is not a number above 0")
+        raise MappingError("weight", f"{short_repr(weight)} is not a number above 0")
     return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
 
 
@@ -294,13 +296,13 @@ def parse_distribution(spec: Spec) -> Distribution:
     if not isinstance(spec, Mapping):
         value = parse_number(spec)
         read(float, value)
-        raise_if((not 0 <= value < inf, f": {value} is not finite and 0 or more"))
+        raise_if((not 0 <= value < inf, "", f"{value} is not finite and 0 or more"))
         return Fixed(value)
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         near = did_you_mean(str(kind), KINDS)
         given = f"{short_repr(kind)} is none of" if "kind" in spec else "is missing; there are"
-        raise ValueError(f"kind: {given} {', '.join(KINDS)}{near}")
+        raise MappingError("kind", f"{given} {', '.join(KINDS)}{near}")
     return from_mapping(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
 
 
@@ -310,10 +312,10 @@ def parse_lengths(spec: Spec) -> Distribution:
         value = parse_number(spec)
         read(float, value)
         good = 1 <= value < inf and value == int(value)
-        raise_if((not good, f": {short_repr(spec)} is not a whole number of 1 or more"))
+        raise_if((not good, "", f"{short_repr(spec)} is not a whole number of 1 or more"))
         return Fixed(value)
     kind = parse_distribution(spec)
-    raise_if((_shortest_length(kind) < 1, ": some lengths would be less than 1 token"))
+    raise_if((_shortest_length(kind) < 1, "", "some lengths would be less than 1 token"))
     return kind
 
 
@@ -348,7 +350,8 @@ def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None)
     raise_if(
         (
             not (x < MAX_TOKENS).all(),
-            f"high: without it a length became {x.max(initial=0):.3g} tokens",
+            "high",
+            f"without it a length became {x.max(initial=0):.3g} tokens",
         )
     )
     return x.astype(np.int64)

@@ -12,11 +12,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors
 from simulator.util.from_mapping import (
-    check_parses,
+    Check,
+    parse_faults,
     parse_number,
-    prefix_keys,
     raise_if,
     short_repr,
 )
@@ -26,7 +26,7 @@ from simulator.workload.adapters import (
     draw_adapters,
     draw_models,
 )
-from simulator.workload.arrivals import ArrivalProcess, Checks, check_count
+from simulator.workload.arrivals import ArrivalProcess, check_count
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
@@ -67,10 +67,10 @@ def _range_ratio(given: float | Mapping[str, float]) -> float | RangeRatio:
     """Read {input: r, output: r}, or one number for both."""
     known = RangeRatio._fields
     both = given if isinstance(given, Mapping) else dict.fromkeys(known, parse_number(given))
-    raise_if(({*both} != {*known}, ": give input and output, or one number"))
+    raise_if(({*both} != {*known}, "", "give input and output, or one number"))
     found = RangeRatio(**both)
     good = all(isinstance(r, int | float) and 0 <= r < 1 for r in found)
-    raise_if((not good, f": {short_repr(given)} is not from 0 on and below 1"))
+    raise_if((not good, "", f"{short_repr(given)} is not from 0 on and below 1"))
     return found if isinstance(given, Mapping) else found.input
 
 
@@ -112,21 +112,23 @@ class Generator(ArrivalProcess):
         concurrency = self.max_concurrency
         raise_if(
             *self.check_rates(),
-            *self._check_lengths(),
             *check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
             *check_count("n", self.n, 100_000),
-            (self.n > 1 and self.sessions is not None, "n: cannot be used with sessions"),
-            (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
+            (self.n > 1 and self.sessions is not None, "n", "cannot be used with sessions"),
+            (self.prefix_len < 0, "prefix_len", f"{self.prefix_len} is less than 0"),
             (
                 self.prefix_len >= MAX_TOKENS,
-                f"prefix_len: {self.prefix_len} is {MAX_TOKENS:,} or more",
+                "prefix_len",
+                f"{self.prefix_len} is {MAX_TOKENS:,} or more",
             ),
             (
                 concurrency is not None and concurrency < 1,
-                f"max_concurrency: {concurrency} is less than 1",
+                "max_concurrency",
+                f"{concurrency} is less than 1",
             ),
             *check_clients(self.clients, self.priorities),
             *check_models(self.models, self.adapters),
+            others=self._wrong_lengths(),
         )
 
     @property
@@ -135,35 +137,34 @@ class Generator(ArrivalProcess):
         given = self.range_ratio
         return given if isinstance(given, RangeRatio) else RangeRatio(given, given)
 
-    def _check_lengths(self) -> Checks:
+    def _wrong_lengths(self) -> list[FieldError]:
         if self.lengths is None:
-            return [
-                check_parses("input_len", input_lengths, self),
-                check_parses("output_len", output_lengths, self),
-            ]
+            wrong = parse_faults("input_len", input_lengths, self)
+            return wrong + parse_faults("output_len", output_lengths, self)
         given = {"input_len": self.input_len, "output_len": self.output_len}
-        return [
-            *((v is not None, f"{k}: cannot be given with lengths") for k, v in given.items()),
-            (self.range_ratio != 0, "range_ratio: cannot be given with lengths"),
-        ]
+        names = [key for key, value in given.items() if value is not None]
+        names += ["range_ratio"] if self.range_ratio else []
+        return [((name,), "cannot be given with lengths") for name in names]
 
 
-def check_clients(clients: object, priorities: object) -> Checks:
+def check_clients(clients: object, priorities: object) -> list[Check]:
     """Check the keys that say how many clients there are and how urgent each is."""
     return [
         (
             not _good_clients(clients),
-            f"clients: {short_repr(clients)} is neither a number of clients nor a list of weights",
+            "clients",
+            f"{short_repr(clients)} is neither a number of clients nor a list of weights",
         ),
         *(check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
             priorities is not None and clients is None,
-            "priorities: needs clients: how urgent the requests of each are",
+            "priorities",
+            "needs clients: how urgent the requests of each are",
         ),
         (
             clients is not None and not _good_priorities(priorities, clients),
-            f"priorities: {short_repr(priorities)} is not a list with a whole number for "
-            "each client",
+            "priorities",
+            f"{short_repr(priorities)} is not a list with a whole number for each client",
         ),
     ]
 
@@ -199,19 +200,19 @@ def output_lengths(spec: Generator) -> Distribution:
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
     around = _range_around(length, spec.range_ratios.output, 0)
     if isinstance(around, Uniform):
-        raise_if((around.high < 1, f": {length} is less than 1 token"))
+        raise_if((around.high < 1, "", f"{length} is less than 1 token"))
         return Uniform(max(around.low, 1), around.high)
     return around
 
 
 def _range_around(n: float | Distribution, ratio: float, least: int) -> Distribution:
     if not isinstance(n, int | float):
-        raise_if((ratio != 0, ": must be a number where there is a range_ratio"))
+        raise_if((ratio != 0, "", "must be a number where there is a range_ratio"))
         return n
     low, high = floor(n * (1 - ratio)), ceil(n * (1 + ratio))
     raise_if(
-        (n != int(n), f": {n} is not a whole number"),
-        (low < least, f": {low} tokens would be possible, but {least} is the least"),
+        (n != int(n), "", f"{n} is not a whole number"),
+        (low < least, "", f"{low} tokens would be possible, but {least} is the least"),
     )
     return Uniform(low, high)
 
@@ -222,9 +223,9 @@ def generate(spec: Generator, seed: int = 0, load: TraceReader | None = None) ->
     `load` reads the traces that lengths are drawn from. Raises ValueError, a line
     `field: what is wrong` for each fault.
     """
-    many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
+    many = f"{spec.num_prompts} requests do not fit into memory together, "
     many += f"{MAX_KEPT_REQUESTS:,} may; headway run --no-tables generates them as they come"
-    raise_if((spec.num_prompts * spec.n > MAX_KEPT_REQUESTS, many))
+    raise_if((spec.num_prompts * spec.n > MAX_KEPT_REQUESTS, "num_prompts", many))
     if spec.n > 1:
         return _sample(spec, seed, load)
     return next(generate_parts(spec, seed, load, spec.num_prompts))
@@ -339,7 +340,7 @@ def draw_max_tokens(
     except HeadwayError:
         raise
     except ValueError as error:
-        raise prefix_keys("max_tokens", error) from None
+        raise MappingError(field_errors(("max_tokens",), error)) from None
 
 
 def random_streams(seed: int) -> "dict[str, np.random.Generator]":
@@ -366,4 +367,4 @@ def draw_lengths(
     except HeadwayError:
         raise
     except ValueError as error:
-        raise prefix_keys(name, error) from None
+        raise MappingError(field_errors((name,), error)) from None

@@ -11,7 +11,8 @@ import numpy as np
 
 from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
-from simulator.util.from_mapping import check_parses, from_mapping, raise_if
+from simulator.util.errors import MappingError
+from simulator.util.from_mapping import from_mapping, parse_faults, raise_if
 from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
     Amounts,
@@ -41,7 +42,7 @@ class Multimodal:
     def __post_init__(self) -> None:
         raise_if(
             *(check_count("distinct", self.distinct) if self.distinct is not None else ()),
-            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
+            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
         )
 
 
@@ -49,10 +50,11 @@ def read_multimodal(given: object) -> dict[str, Multimodal]:
     """Read which images and clips prompts have, by their kind."""
     if not isinstance(given, Mapping) or not given or not {*given} <= {*MODALITIES}:
         known = ", ".join(f"{name}: {{...}}" for name in MODALITIES)
-        raise ValueError(f": must be a mapping of {known}")
+        raise MappingError("", f"must be a mapping of {known}")
     asked = {name: given[name] or {} for name in MODALITIES if name in given}
     read = partial(from_mapping, Multimodal)
-    raise_if(*(check_parses(name, read, keys) for name, keys in asked.items()))
+    wrong = (parse_faults(name, read, keys) for name, keys in asked.items())
+    raise_if(others=chain.from_iterable(wrong))
     return {name: read(keys) for name, keys in asked.items()}
 
 
@@ -83,7 +85,9 @@ class MultimodalDraws:
         parts: list[Segments] = [()] * count
         for name, spec, counts, items, pool in self._kinds:
             if images is not None and name == "image":
-                raise_if((spec.items is not None, f"{name}.items: the trace has a column of them"))
+                raise_if(
+                    (spec.items is not None, f"{name}.items", "the trace has a column of them")
+                )
                 many = images
             else:
                 law = ONE if spec.items is None else spec.items

@@ -41,7 +41,7 @@ class PrefixGroups:
     def __post_init__(self) -> None:
         raise_if(
             *check_count("num_prefixes", self.num_prefixes),
-            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
+            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
+from simulator.util.errors import MappingError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ class Frontend:
         for name in ("latency", "per_request", "per_token"):
             value = getattr(self, name)
             if not 0 <= value < inf:
-                raise ValueError(f"frontend.{name}: {value} is not finite and 0 or more")
+                raise MappingError(f"frontend.{name}", f"{value} is not finite and 0 or more")
 
     def delay(self, now: float, free: float, prompt_tokens: int) -> tuple[float, float]:
         """Return after how many s a request sent `now` is at the scheduler, and `free` after it.
@@ -140,41 +141,41 @@ class Workload:
         for name in ("prompt_tokens", "output_tokens"):
             lengths = getattr(self, name)
             if (bad := np.flatnonzero(lengths < 1)).size:
-                raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
+                raise MappingError(name, f"request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
         for name in ("cancel_after", "hint", "max_tokens"):
             if (column := getattr(self, name)) is not None and (column < 0).any():
-                raise ValueError(f"{name}: not every one is 0 or more")
+                raise MappingError(name, "not every one is 0 or more")
         if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise ValueError(f"max_concurrency: {self.max_concurrency} is not 1 or more")
+            raise MappingError("max_concurrency", f"{self.max_concurrency} is not 1 or more")
 
     def _check_columns(self) -> None:
         for name in COLUMNS[1:]:
             column = getattr(self, name)
             if column is not None and len(column) != len(self):
-                raise ValueError(f"{name}: {len(column)} values for {len(self)} requests")
+                raise MappingError(name, f"{len(column)} values for {len(self)} requests")
 
     def _check_times(self) -> None:
         """Look at `arrival`, `after` and `delay` together."""
         timed = ~np.isnan(self.arrival)
         known = self.arrival[timed]
         if not np.isfinite(known).all() or (known < 0).any():
-            raise ValueError("arrival: not every time is finite and 0 or more")
+            raise MappingError("arrival", "not every time is finite and 0 or more")
         if (np.diff(known) < 0).any():
-            raise ValueError("arrival: the times do not ascend")
+            raise MappingError("arrival", "the times do not ascend")
         after = np.full(len(self), -1) if self.after is None else self.after
         if (bad := np.flatnonzero(timed != (after < 0))).size:
-            raise ValueError(f"after: request {bad[0]} needs either a time or a predecessor")
+            raise MappingError("after", f"request {bad[0]} needs either a time or a predecessor")
         if (bad := np.flatnonzero(after >= np.arange(len(self)))).size:
-            raise ValueError(f"after: request {bad[0]} follows a request that is not before it")
+            raise MappingError("after", f"request {bad[0]} follows a request that is not before it")
         if self.delay is not None:
             delay = self.delay[~timed]
             if not np.isfinite(delay).all() or (delay < 0).any():
-                raise ValueError("delay: not every think time is finite and 0 or more")
+                raise MappingError("delay", "not every think time is finite and 0 or more")
 
     def _check_segments(self) -> None:
         for i, parts in enumerate(self.segments or ()):
             if parts is not None and sum(count for _, count in parts) != self.prompt_tokens[i]:
-                raise ValueError(f"segments: of request {i} do not add up to its prompt")
+                raise MappingError("segments", f"of request {i} do not add up to its prompt")
 
 
 _NAMES = [one.name for one in fields(Workload)]

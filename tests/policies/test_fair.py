@@ -182,9 +182,9 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("policy: fair, weights: {a: 0}", "weights: a: must be from 1e-06 to 1e+06, not 0"),
+        ("policy: fair, weights: {a: 0}", "weights.a: must be from 1e-06 to 1e+06, not 0"),
         ("policy: fair, weights: [1]", "weights: [1] is no mapping by client"),
-        ("policy: wfq, weights: {a: x}", "weights: a: must be a number, not 'x'"),
+        ("policy: wfq, weights: {a: x}", "weights.a: must be a number, not 'x'"),
         ("policy: fair, input_weight: -1", "input_weight: must be from 0 to 1e+06, not -1"),
         (
             "policy: fair, input_weight: 0, output_weight: 0",

@@ -206,7 +206,7 @@ def test_a_policy_beside_the_scenario_is_found(write):
         "class Mine:\n"
         "    def __init__(self, weight=1):\n"
         "        if weight < 0:\n"
-        "            raise ValueError('weight: must not be negative')\n"
+        "            raise ValueError('weight must not be negative')\n"
         "    def key(self, request):\n"
         "        return request.prompt_tokens\n",
         "policy_beside.py",
@@ -217,8 +217,8 @@ def test_a_policy_beside_the_scenario_is_found(write):
     scenario = load_scenario(path)
     with pytest.raises(HeadwayError) as caught:
         run(scenario)
-    where = f"{path}:2: engine.scheduling_policy.weight"
-    assert caught.value.messages == [f"{where}: must not be negative"]
+    where = f"{path}:2: engine.scheduling_policy"
+    assert caught.value.messages == [f"{where}: weight must not be negative"]
 
 
 def test_the_scenario_knows_the_formats_and_options_of_the_readers():

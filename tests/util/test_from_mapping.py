@@ -1,15 +1,16 @@
 """Dataclasses of mappings: every wrong key in a line, beside what is wrong with the others."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
 import pytest
 
 from simulator.util.from_mapping import (
-    check_annotation,
-    check_parses,
+    annotation_faults,
     from_mapping,
+    parse_faults,
     raise_if,
 )
 
@@ -25,8 +26,8 @@ class Queue:
 
     def __post_init__(self) -> None:
         raise_if(
-            (not self.rate > 0, f"rate: {self.rate} is not above 0"),
-            (self.places < 1, f"places: {self.places} is less than 1"),
+            (not self.rate > 0, "rate", f"{self.rate} is not above 0"),
+            (self.places < 1, "places", f"{self.places} is less than 1"),
         )
 
 
@@ -76,18 +77,10 @@ def test_wrong_values(values: object, messages: list[str]) -> None:
 
 def test_an_error_within_has_the_whole_path() -> None:
     """Also where it is about the value itself."""
-    assert check_parses("queue", lambda value: from_mapping(Queue, value), {"rate": 0}) == (
-        True,
-        "queue.rate: 0 is not above 0",
-    )
-    assert check_parses("queue", lambda value: from_mapping(Queue, value), 3) == (
-        True,
-        "queue: must be a mapping of keys, not 3",
-    )
-    assert check_parses("queue", lambda value: from_mapping(Queue, value), {"rate": 1}) == (
-        False,
-        "",
-    )
+    read = partial(from_mapping, Queue)
+    assert parse_faults("queue", read, {"rate": 0}) == [(("queue", "rate"), "0 is not above 0")]
+    assert parse_faults("queue", read, 3) == [(("queue",), "must be a mapping of keys, not 3")]
+    assert parse_faults("queue", read, {"rate": 1}) == []
 
 
 @pytest.mark.parametrize(
@@ -103,4 +96,4 @@ def test_an_error_within_has_the_whole_path() -> None:
 )
 def test_annotations(annotation: object, value: object, wrong: bool) -> None:
     """Of plain types, by themselves or beside None; as types or as their text."""
-    assert check_annotation("x", annotation, value)[0] == wrong
+    assert bool(annotation_faults("x", annotation, value)) == wrong

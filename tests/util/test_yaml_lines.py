@@ -1,5 +1,6 @@
 """YAML with the line of every key."""
 
+import pickle
 from math import inf
 from pathlib import Path
 from time import process_time
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from simulator.util import yaml_lines
-from simulator.util.errors import HeadwayError, field_errors
+from simulator.util.errors import HeadwayError, MappingError, ScenarioError, field_errors
 from simulator.util.yaml_lines import SourceMap, dump_yaml, parse, read_text
 
 
@@ -132,11 +133,18 @@ def test_a_fault_is_told_at_the_nearest_place():
 
 
 def test_an_error_is_taken_apart_into_faults():
-    """Each line names a key below, or begins with the colon where it means the value itself."""
-    error = ValueError("low.0: is bad\n: must be a mapping")
+    """Keys of a mapping are below its own, those of a scenario whole; others blame the value."""
+    error = MappingError([(("low", "0"), "is bad"), ((), "must be a mapping")])
     assert field_errors(("a",), error) == [
         (("a", "low", "0"), "is bad"),
         (("a",), "must be a mapping"),
+    ]
+    assert str(error) == "low.0: is bad\n: must be a mapping"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert field_errors(("a",), ScenarioError("b.c", "is bad")) == [(("b", "c"), "is bad")]
+    assert field_errors(("a",), ValueError("low: is bad\nall")) == [
+        (("a",), "low: is bad"),
+        (("a",), "all"),
     ]
 
 

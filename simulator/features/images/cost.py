@@ -18,6 +18,7 @@ from simulator.costs.roofline import LAUNCH, efficiency_of
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.util.errors import ScenarioError
 
 KERNELS = 9
 """Of a layer: two norms, rotary embedding, attention, activation, four products."""
@@ -85,9 +86,9 @@ def encoder_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, gpus: int) -> Enc
     """Put what encoding takes by roofline on an engine's cost; ValueError of a model unknown."""
     vision = model.vision
     if vision is None:
-        raise ValueError(
-            f"engine.multimodal_config.encoder_seconds: must be given: the config.json of "
-            f"{model.name} has no vision_config that is known"
+        raise ScenarioError(
+            "engine.multimodal_config.encoder_seconds",
+            f"must be given: the config.json of {model.name} has no vision_config that is known",
         )
     share = efficiency_of(gpu)
     rows = [2**n for n in range(18)]

@@ -18,6 +18,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.feature import Conflict, Feature
+from simulator.util.errors import ScenarioError
 
 
 class Lora(Feature):
@@ -69,7 +70,9 @@ class Lora(Feature):
         self._running: Iterable[Request] = scheduler.running
         self._counts_all = scheduler.rules.counts_all_adapters
         if scheduler.keeps_books:
-            raise ValueError("enable_lora: needs policies of a key alone: fcfs, priority, sjf")
+            raise ScenarioError(
+                "engine.enable_lora", "needs policies of a key alone: fcfs, priority, sjf"
+            )
 
     def begin(self, step: Step) -> None:
         using = self._running

@@ -180,25 +180,28 @@ class SgLang(ContinuousBatching):
         raise_if(
             (
                 order not in ORDERS,
-                f"order: must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, "
-                f"not {order!r}",
+                "order",
+                f"must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, not {order!r}",
             ),
             (
                 retraction_policy not in RETRACTION_POLICIES,
-                f"retraction_policy: must be length or priority, not {retraction_policy!r}",
+                "retraction_policy",
+                f"must be length or priority, not {retraction_policy!r}",
             ),
             (
                 radix_eviction_policy not in EVICTION_POLICIES,
-                f"radix_eviction_policy: must be {', '.join(EVICTION_POLICIES)}, "
-                f"not {radix_eviction_policy!r}",
+                "radix_eviction_policy",
+                f"must be {', '.join(EVICTION_POLICIES)}, not {radix_eviction_policy!r}",
             ),
             (
                 order == "shortest-prefill-first" and not blocks.prefix_caching,
-                "order: shortest-prefill-first wants a prefix cache",
+                "order",
+                "shortest-prefill-first wants a prefix cache",
             ),
             (
                 isinstance(blocks, UnsharedRadixCache)
                 and not self.serves_unshared(order, radix_eviction_policy),
+                "blocks",
                 "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
             ),
         )
@@ -209,11 +212,13 @@ class SgLang(ContinuousBatching):
         raise_if(
             (
                 policy is not None and (order != "fcfs" or priorities),
-                "order: a policy of Headway's needs order fcfs, without priorities",
+                "order",
+                "a policy of Headway's needs order fcfs, without priorities",
             ),
             (
                 priorities and order not in WITH_PRIORITIES,
-                f"enable_priority_scheduling: needs order fcfs and lof, not {order}",
+                "enable_priority_scheduling",
+                f"needs order fcfs and lof, not {order}",
             ),
         )
 

@@ -6,6 +6,7 @@ from typing import Literal
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.running_requests import RunningRequests
+from simulator.util.errors import ScenarioError
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""
@@ -49,7 +50,7 @@ class Admission:
             ("reserve_output_tokens", reserve_output_tokens),
         ):
             if isinstance(value, int) and value < 0:
-                raise ValueError(f"{name}: must be at least 0, not {value}")
+                raise ScenarioError(f"engine.{name}", f"must be at least 0, not {value}")
         self.blocks = blocks
         self.max_model_len = max_model_len
         self.whole_prompt = scheduler_reserve_full_isl

@@ -22,6 +22,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import ScenarioError
 
 _schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
 
@@ -103,9 +104,10 @@ class AsyncScheduler(Scheduler):
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)
         if self.swap_space.free:
-            raise ValueError(
-                "preemption_mode: swap cannot be used with async_scheduling: a request may then be "
-                "preempted while it is computed"
+            raise ScenarioError(
+                "engine.preemption_mode",
+                "swap cannot be used with async_scheduling: a request may then be "
+                "preempted while it is computed",
             )
         blocks.delay = 1
         self.in_flight: deque[BatchInFlight] = deque()

@@ -30,7 +30,7 @@ from simulator.schedulers.vllm.interface import (
 )
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.util.environment import environment
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import HeadwayError, ScenarioError, one_line
 
 WHO = "engine.scheduler"
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
@@ -131,7 +131,7 @@ class InstalledScheduler(SchedulerBase):
         self._evicted: list[str] = []
         self._scheduled: dict[str, int] = {}  # tokens by the step at hand
         if find_spec("vllm") is None:
-            raise ValueError("scheduler: vLLM is not installed in this Python")
+            raise ScenarioError("engine.scheduler", "vLLM is not installed in this Python")
 
     def _start_vllm(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""

@@ -43,6 +43,7 @@ from simulator.schedulers.vllm.admission import (
     Reservation,
 )
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
+from simulator.util.errors import ScenarioError
 
 QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 
@@ -156,7 +157,7 @@ class Scheduler(SchedulerBase):
         """What comes of who waits from each tier behind the host, blocks, and until when, s."""
         if self._fetches:
             if self.keeps_books:
-                raise ValueError("secondary_tiers: needs fcfs, priority and sjf")
+                raise ScenarioError("engine.secondary_tiers", "needs fcfs, priority and sjf")
             self.settle_queue = self._ask_tiers
 
     @property

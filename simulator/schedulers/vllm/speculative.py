@@ -23,6 +23,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import ScenarioError
 
 Ints = npt.NDArray[np.int64]
 DECODES = STEP_ROW.index("decodes")  # and behind it `wasted`
@@ -64,11 +65,14 @@ class Speculative(Scheduler):
         elif self.rules.reserves_draft_slots:
             self.max_num_scheduled_tokens -= speculation.draft_slots * self.max_num_seqs
             if self.max_num_scheduled_tokens <= 0:
-                raise ValueError("max_num_batched_tokens: the slots of the drafts take all of it")
+                raise ScenarioError(
+                    "engine.max_num_batched_tokens", "the slots of the drafts take all of it"
+                )
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
-            raise ValueError(
-                f"long_prefill_token_threshold: {self.long_prefill_token_threshold} would cut off "
-                f"drafts: must be 0 or more than num_speculative_tokens ({self.most_drafts})"
+            raise ScenarioError(
+                "engine.long_prefill_token_threshold",
+                f"{self.long_prefill_token_threshold} would cut off "
+                f"drafts: must be 0 or more than num_speculative_tokens ({self.most_drafts})",
             )
 
     def accepted(self, request: Request) -> Sequence[int]:
