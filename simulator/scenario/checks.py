@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simulator.core.engine_config import EngineConfig
 from simulator.features import all_features
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
+from simulator.scenario.choose_scheduler import REQUIRED, choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.encoder_checks import check_encoders, check_roles
 from simulator.scenario.engine_spec import EngineSpec, Role
@@ -42,14 +42,6 @@ DEPENDENT_KEYS = (
     ("failures", "mttr", "mtbf"),
 )
 """Blocks of a cluster, keys of them, and the other key without which these have no effect."""
-
-REQUIRED_FOR_HOST_TIER = {
-    "enable_prefix_caching": True,
-    "prefix_cache": "hash",
-    "allocation": "paged",
-    "scheduler": "headway",
-}
-"""What an engine must have that offloads KV blocks to its host."""
 
 OF_HOST_TIER = (
     *("kv_offloading_bandwidth", "kv_offloading_latency", "store_threshold", "secondary_tiers"),
@@ -283,7 +275,7 @@ def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
             if engine.is_given(key):
                 yield f"engine.{key}", size, "needs kv_offloading_size"
         return
-    for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
+    for key, word in differing_keys(engine, REQUIRED["host tier"]):
         if key != "prefix_cache" or not sglang:
             yield size, f"engine.{key}", f"needs {key}: {word}"
     for key in ("store_threshold", "secondary_tiers"):

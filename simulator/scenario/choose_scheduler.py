@@ -1,6 +1,9 @@
 """Which scheduler an engine has, by its policy and its knobs, and what does not go together."""
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.speculative_config import SpeculativeConfig
@@ -8,52 +11,15 @@ from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
-from simulator.schedulers.feature import WITH_VLLM
 from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
 
-REQUIRED_FOR_DRAFTS = {"preemption_mode": "recompute"}
-"""What an engine must have to verify drafts."""
-REQUIRED_FOR_DRAFTS_AHEAD = REQUIRED_FOR_DRAFTS | {
-    "allocation": "paged",
-    "reserve_output_tokens": None,
-    "kv_offloading_size": None,
-    "prefix_cache": "hash",
-}
-"""What it must have to do so with a prefix cache, or a step ahead."""
-REQUIRED_FOR_STAGES = {
-    "scheduler": "headway",
-    "speculative_config": None,
-    "preemption_mode": "recompute",
-    "kv_offloading_size": None,
-    "prefix_cache": "hash",
-}
-"""What an engine must have whose layers are split into pipeline stages."""
-REQUIRED_FOR_ROLE = REQUIRED_FOR_STAGES | {
-    "data_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "disable_hybrid_kv_cache_manager": True,
-    "allocation": "paged",
-}
-"""What an engine must have that only prefills or only decodes."""
-REQUIRED_FOR_WINDOW = {
-    "scheduler": "headway",
-    "pipeline_parallel_size": 1,
-    "preemption_mode": "recompute",
-    "allocation": "paged",
-    "reserve_output_tokens": None,
-    "kv_offloading_size": None,
-    "prefix_cache": "hash",
-}
-"""What an engine must have whose layers keep a window alone."""
-WITH_STATES = WITH_VLLM | {
-    "enable_chunked_prefill": True,
-    "reserve_output_tokens": None,
-    "disable_hybrid_kv_cache_manager": False,
-}
-"""What an engine must have whose prefix cache has states, unless a default says otherwise."""
+REQUIRED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "required.json").read_text("utf-8")
+)
+"""What an engine must have for a feature: for states, unless a default says otherwise."""
 SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
@@ -109,21 +75,21 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
     if role is not None:
         others = f"in a group with kv_role {role} fcfs does, and {ORDERING}, fair"
         need("scheduling_policy", {}, f"{name} passes no KV caches on; {others}")
-        for key, word in differing_keys(engine, REQUIRED_FOR_ROLE):
+        for key, word in differing_keys(engine, REQUIRED["kv_role"]):
             raise ScenarioError(f"engine.{key}", f"a group with kv_role {role} wants {word}")
     if engine.pipeline_parallel_size > 1:
         whole = {"disable_hybrid_kv_cache_manager": True} if spec.keeps_window else {}
         lacks = f"{name} has one batch in flight; fcfs has more, and {ORDERING}, boost"
-        need("pipeline_parallel_size", {**REQUIRED_FOR_STAGES, **whole}, lacks)
+        need("pipeline_parallel_size", REQUIRED["pipeline stages"] | whole, lacks)
         return SCHEDULERS["pipeline"]
     if engine.scheduler == "vllm":
         return None
     if spec.keeps_window:
         lacks = f"must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost"
-        need("disable_hybrid_kv_cache_manager", REQUIRED_FOR_WINDOW, lacks, "false needs")
+        need("disable_hybrid_kv_cache_manager", REQUIRED["windows"], lacks, "false needs")
     if engine.speculative_config is not None:
         lacks = f"{name} verifies no drafts; fcfs does, and {ORDERING}, boost"
-        required = REQUIRED_FOR_DRAFTS_AHEAD if engine.drafts_ahead else REQUIRED_FOR_DRAFTS
+        required = REQUIRED["drafts ahead" if engine.drafts_ahead else "drafts"]
         need("speculative_config", required, lacks)
         return _with_drafts(spec, engine.speculative_config)
     return _in_time(spec, chosen, role)

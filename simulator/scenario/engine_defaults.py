@@ -15,8 +15,7 @@ from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import (
     RECORDED_SINCE,
-    REQUIRED_FOR_WINDOW,
-    WITH_STATES,
+    REQUIRED,
     can_overlap,
     of_policy,
 )
@@ -186,7 +185,7 @@ def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) ->
         engine["name"] == VLLM
         and release >= RECORDED_SINCE
         and (policy is None or (known is not None and of_policy(known) is Scheduler))
-        and all(engine.get(key, value) == value for key, value in WITH_STATES.items())
+        and all(engine.get(key, value) == value for key, value in REQUIRED["states"].items())
     )
     if engine.get("mamba_cache_mode") == "none":  # vLLM's own, whatever is chosen in the end
         del engine["mamba_cache_mode"]
@@ -244,7 +243,7 @@ def _give_windows_back(block: Defaults, release: Release) -> None:
     known = POLICIES[str(policy)] if policy in POLICIES else None
     if policy is not None and (known is None or of_policy(known) is not Scheduler):
         return
-    if any(block.get(key, value) != value for key, value in REQUIRED_FOR_WINDOW.items()):
+    if any(block.get(key, value) != value for key, value in REQUIRED["windows"].items()):
         return
     if _drops_last(block.get("speculative_config"), release):
         return

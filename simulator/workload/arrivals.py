@@ -42,11 +42,7 @@ class Diurnal:
                 "period",
                 f"{self.period} is not {SHORTEST_PERIOD} or more",
             ),
-            (
-                not 0 <= self.amplitude <= 1,
-                "amplitude",
-                f"{self.amplitude} is not from 0 to 1",
-            ),
+            (not 0 <= self.amplitude <= 1, "amplitude", f"{self.amplitude} is not from 0 to 1"),
             (self.rates is not None and not _is_curve(self.rates), "rates", CURVE),
         )
 
