@@ -29,7 +29,7 @@ def page(text: str) -> str:
 
 
 def _formats() -> Iterator[str]:
-    yield "| format | columns or keys used | of its own, without effect |"
+    yield "| format | columns or keys used | without effect |"
     yield "|---|---|---|"
     for form in FORMATS.values():
         fields: dict[str, list[str]] = {}
@@ -37,20 +37,22 @@ def _formats() -> Iterator[str]:
             fields.setdefault(field, []).append(f"`{name}`")
         used = "; ".join(f"{field}: {', '.join(names)}" for field, names in fields.items())
         idle = ", ".join(f"`{name}`" for name in form.idle)
-        yield f"| `{form.name}` | {used or OTHERS} | {idle} |"
+        yield _row(f"`{form.name}`", used or OTHERS, idle)
 
 
 def _fields() -> Iterator[str]:
-    yield "| field | well-known names | what becomes of it |"
+    yield "| field | well-known names | counted, not simulated |"
     yield "|---|---|---|"
     for field, names in FIELDS.items():
         if names:
-            what = "used"
-            if field in NOTED:
-                what = f"counted: requests that {NOTED[field][1]}"
-            elif field in BESIDE:
-                what = f"requests left out, and counted: {BESIDE[field]}"
-            yield f"| `{field}` | {', '.join(f'`{name}`' for name in names)} | {what} |"
+            what = NOTED[field][1] if field in NOTED else ""
+            what = f"left out: {BESIDE[field]}" if field in BESIDE else what
+            yield _row(f"`{field}`", ", ".join(f"`{name}`" for name in names), what)
+
+
+def _row(*cells: str) -> str:
+    """Write a row of a table, without the cells at its end that are empty."""
+    return f"| {' | '.join(cells)}".rstrip(" |") + " |"
 
 
 if __name__ == "__main__":

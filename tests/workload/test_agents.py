@@ -246,7 +246,8 @@ def test_sessions_of_copilot(put):
     trace.check()
     assert [str(one.message).removeprefix(f"{path}: ") for one in caught] == [
         "1 request left out: failed when recorded, or without output tokens",
-        "model: requests that name one of several models, of which one serves all here: 4",
+        "model: requests that name one of several models or providers, of which one "
+        "serves all here: 4",
         "result: requests that were cancelled, and are played to their end: 1",
     ]
     assert trace.prompt_tokens.tolist() == [1000, 700, 1200, 1400]

@@ -214,3 +214,24 @@ def test_a_conversation_goes_by_arrival(put):
     assert work.arrival.tolist() == [0, 1, 5]
     first, _, last = work.segments
     assert last == (*first, (("out", 0), 10), (("in", 0, 110), 190))
+
+
+def test_days_without_a_time_come_all_at_once_and_say_so(put):
+    head = "date,prompt_tokens,output_tokens"
+    _, said = told(put(f"{head}\n2026-03-30,9,5\n2026-03-30,9,5\n"), columns="arrival=date,"
+                   "prompt=prompt_tokens,output=output_tokens")  # fmt: skip
+    assert said == ["date: is the same of each request: all come at once"]
+    assert told(put(f"{HEAD}\n0,9,5\n0,9,5\n"))[1] == []  # a burst that was meant
+
+
+def test_adapters_have_their_servers_names(put):
+    work, said = told(put(f"{HEAD},lora_path\n0,9,5,a\n1,9,5,\n"))
+    assert (list(work.model), said) == (["a", ""], [])
+
+
+def test_tries_of_a_run_of_headways_are_counted(put):
+    """Where none was tried again, its time is 0.000000000."""
+    rows = "0,9,5,0.000000000\n1,9,5,0.250000000\n"
+    (said,) = told(put(f"{HEAD},retry_time\n{rows}"))[1]
+    assert said.startswith("retry_time: requests that were tried again, and are played once")
+    assert said.endswith(": 1")

@@ -168,7 +168,8 @@ def test_burstgpt_tells_sessions_models_and_how_long_it_took(put):
     path = put(f"{head}{rows}3,,2.5,GPT-4,9,5,API log\n")
     work, said = told(path)
     assert said == [
-        "Model: requests that name one of several models, of which one serves all here: 4",
+        "Model: requests that name one of several models or providers, of which one "
+        "serves all here: 4",
         "Session ID: requests that continue a conversation: 1; their prompts share nothing here, "
         "but with prefix=Session ID",
     ]

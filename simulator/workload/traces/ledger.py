@@ -100,7 +100,7 @@ def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[s
 
 def is_told(field_name: str, word: str) -> bool:
     """Return whether a value of one of NOTED says anything."""
-    plain = word.strip().lower().removesuffix(".0")
+    plain = re.sub(r"\.0+$", "", word.strip().lower())
     return plain not in NAMES["untold"] and plain not in NAMES["usual"].get(field_name, ())
 
 

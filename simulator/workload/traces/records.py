@@ -213,8 +213,10 @@ class Records:
         arrival = self.sources.get("arrival")
         if arrival is not None and arrival.per_second is None and len(table.time) > 1:
             gap = np.ptp(table.time) / (len(table.time) - 1)
+            name = self._name("arrival")
+            if not gap and table.time[0]:
+                ledger.note(f"{name}: is the same of each request: all come at once")
             if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
-                name = self._name("arrival")
                 told = f"one request in more than {SLOW:g} s, if its times are seconds"
                 ledger.note(f"{name}: {told}; arrival={name}:ms says that they are not")
         return table
