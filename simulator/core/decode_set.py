@@ -13,7 +13,7 @@ tells how many blocks any stretch of ticks takes.
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from simulator.core.request import Request
+from simulator.core.request import Request, Step
 
 
 class DecodeSet:
@@ -105,6 +105,12 @@ class DecodeSet:
                 return self.tick - begin
             heappop(begins)
         return 0
+
+    def longest_in(self, step: Step) -> int:
+        """KV entries that a decode of the step reads at most, its new token included."""
+        singles = max((chunk.start + 1 for chunk in step.singles or ()), default=0)
+        members = self.longest() + 1 if step.decodes > len(step.singles or ()) else 0
+        return max(singles, members)
 
     def emitted(self, request: Request) -> None:
         """Hear of a token that a request outside the set has brought out."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.noise import REGIMES
-from simulator.costs.piecewise import TERMS, WINDOW_TERMS, PiecewiseCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.roofline import all_reduce, roofline
+from simulator.costs.terms import TERMS, WINDOW_TERMS
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec

@@ -152,7 +152,7 @@ class Fitted(CostModel):
         ]
 
 
-SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
+COPY_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")
 LONGEST_TERM = 1e6
 """Seconds: a larger term is a mistake, and times that add up to infinity would follow."""
 
@@ -183,7 +183,7 @@ class LinearCost(Fitted):
 
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")
-        raise_if(*check_terms(self, terms + SWAP_TERMS))
+        raise_if(*check_terms(self, terms + COPY_TERMS))
         raise_if(
             (not any(getattr(self, term) for term in terms), "base", "every step takes no time")
         )

@@ -48,8 +48,8 @@ from typing import Any
 
 from simulator.core.engine_config import VLLM
 from simulator.costs.linear import Fitted, check_terms
-from simulator.costs.piecewise import HOST_TERMS
 from simulator.costs.tables import MAX_TABLE_TOKENS, check_intervals
+from simulator.costs.terms import HOST_TERMS
 from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import raise_if

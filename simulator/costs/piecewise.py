@@ -1,5 +1,5 @@
 """What a step costs, in closed form: a cost model that is an executor (and `LinearCost` beside it).
-It is longer than other files: a step, a leap and whole arrays each have the terms, for speed.
+A step, a leap and whole arrays each have the terms, for speed; `terms.py` has the coefficients.
 
 A step has T tokens in all, padding and ghosts included, in n sequences. Of these, N decode: they
 read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) pairs.
@@ -48,110 +48,33 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from operator import itemgetter
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from simulator.core.executor import MIXED_GRAPH_PROMPTS, Leap, Timing
 from simulator.core.request import Step
-from simulator.costs.cost_model import Counts, HostWork, Seconds
-from simulator.costs.linear import SWAP_TERMS, Fitted, check_terms
-from simulator.costs.tables import (
-    MAX_TABLE_TOKENS,
-    Table,
-    check_graphs,
-    check_intervals,
-    check_sizes,
-    check_table,
-)
+from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.tables import MAX_TABLE_TOKENS, Table
+from simulator.costs.terms import CHUNK_TERMS, MIXED_TERMS, PiecewiseTerms
 from simulator.models.sliding_window import window_pairs
-from simulator.util.from_mapping import raise_if
 
 MAX_TABLE_SEQUENCES = 1 << 10
 """Sequences up to which what depends on them is looked up; beyond, it is computed."""
 
-TERMS = (
-    "overhead",
-    "head",
-    "head_per_sequence",
-    "decode",
-    "decode_per_context",
-    "decode_per_sequence",
-    "prefill",
-    "prefill_per_pair",
-    "prefill_per_token",
-    "mixed_per_context",
-    "mixed_per_sequence",
-    "serial_per_token",
-)
-MIXED_TERMS = (
-    *("prefill", "serial_per_token", "prefill_per_pair", "prefill_per_token"),
-    *("mixed_per_context", "mixed_per_sequence"),
-)
-"""Those of every step with prompts, beside the tables, in the order of `execute`."""
-CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
-WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
-HOST_TERMS = (
-    "host",
-    "host_per_sequence",
-    "host_per_prefill",
-    "host_per_prefill_token",
-    "stream_per_sequence",
-)
-
 
 @dataclass(frozen=True)
-class PiecewiseCost(Fitted):
+class PiecewiseCost(PiecewiseTerms):
     """The form at the head of this module; all coefficients in seconds, for all layers together.
 
     Below its first row the dense table is constant, above its last it goes on with the mean slope
     of its upper half, from half of its most tokens on.
     """
 
-    dense: Table
-    overhead: float = 0.0
-    overhead_per_sequence: float = 0.0
-    head: float = 0.0
-    head_per_sequence: float = 0.0  # per sequence
-    decode: float = 0.0
-    decode_per_context: float = 0.0  # c, per cached token
-    decode_per_sequence: float = 0.0  # e
-    decode_least: float = 0.0  # m
-    state_per_sequence: float = 0.0
-    prefill: float = 0.0
-    prefill_per_pair: float = 0.0  # d
-    prefill_per_token: float = 0.0  # f
-    mixed_per_context: float = 0.0  # c'
-    mixed_per_sequence: float = 0.0  # e'
-    mixed_least: float = 0.0  # least of c' S beside prompts, where there are decodes
-    serial_per_token: float = 0.0  # r, per token of the longest sequence
-    prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
-    prefill_per_sequence: float = 0.0  # g, per chunk
-    window: int = 0  # w, tokens; 0: no layer has one
-    decode_per_window: float = 0.0  # per token that their decodes read
-    mixed_per_window: float = 0.0
-    prefill_per_window_pair: float = 0.0
-    cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
-    graph_dense: Table = ()  # dense and head of those graphs; none: as of other steps
-    graph_mixed: Table = ()  # dense and prefill of steps with prompts in graphs, by size in tokens
-    launch: float = 0.0  # least seconds of the kernels of a step without a graph
-    host: float = 0.0  # h, the host's work
-    host_per_sequence: float = 0.0  # h_n
-    host_per_prefill: float = 0.0  # h_p, per chunk
-    host_per_prefill_token: float = 0.0  # h_t
-    stream_per_sequence: float = 0.0  # of the API server, beside the host's other work
-    host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
-    step_interval: Sequence[float] = ()  # likewise of `step`
-    stream_interval: Sequence[float] = ()  # and of `stream_per_sequence`
-    overlapped: bool = False  # the host's work is hidden behind the kernels
-    engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
-    engine_prefill: float = 0.0  # of `prefill`
     _largest_graph: int = field(init=False, repr=False, compare=False)
-    has_host_work: bool = field(init=False, repr=False, compare=False)
     _per_sequence: float = field(init=False, repr=False, compare=False)  # in pure decodes
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
@@ -165,23 +88,8 @@ class PiecewiseCost(Fitted):
     """By sequences: of pure decodes what does not depend on the context, the floor of attention,
     and `hidden`, infinity also where there are other terms."""
 
-    whole_terms: ClassVar[tuple[str, ...]] = (
-        *("overhead", "overhead_per_sequence", *HOST_TERMS),
-        *("window", "engine_overhead", "engine_prefill"),
-    )
-    last_terms: ClassVar[tuple[str, ...]] = ("head", "head_per_sequence")
-
     def __post_init__(self) -> None:
-        others = ("overhead_per_sequence", "state_per_sequence")
-        terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + SWAP_TERMS
-        raise_if(
-            *check_table(self.dense),
-            *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
-            *(check_graphs(self.graph_mixed) if self.graph_mixed else ()),
-            *check_terms(self, (*terms, "launch", "decode_least", "mixed_least")),
-            *check_sizes(self.cudagraph_capture_sizes),
-            *check_intervals(self),
-        )
+        super().__post_init__()
         tokens, seconds = np.array(self.dense, float).T
         middle = max(tokens[-1] / 2, tokens[0])
         rise = seconds[-1] - float(np.interp(middle, tokens, seconds))
@@ -189,12 +97,8 @@ class PiecewiseCost(Fitted):
         counts = np.arange(int(min(tokens[-1], MAX_TABLE_TOKENS)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
-        host = any(getattr(self, name) for name in HOST_TERMS)
         vars(self).update(
-            cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
             _largest_graph=max(self.cudagraph_capture_sizes, default=0),
-            host_interval=(*self.host_interval,),
-            has_host_work=host,
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
@@ -473,63 +377,13 @@ class PiecewiseCost(Fitted):
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host
         return np.asarray(shown)
 
-    @property
-    def host_work(self) -> HostWork | None:
-        if not (self.has_host_work or self.host_interval):
-            return None
-        return HostWork(
-            per_step=self.host,
-            per_sequence=self.host_per_sequence,
-            interval=self.host_interval,
-            gap_interval=self.step_interval,
-            stream_interval=self.stream_interval,
-            hidden=self.overlapped,
-            launch_gap=self.engine_overhead,
-        )
-
-    def with_host(self, **terms: Any) -> Self:
-        return replace(self, **terms)
-
-    def without_host(self) -> Self:
-        nothing: dict[str, Any] = dict.fromkeys(HOST_TERMS, 0.0)
-        return replace(self, **nothing)
-
     def host_step_seconds(self, step: Step) -> float:
         prompts = step.prefills
         new = sum(chunk.tokens for chunk in prompts)
         return self._host_seconds(step.decodes + len(prompts), len(prompts), new)
 
-    def with_waits(self, step: float, per_sequence: float) -> Self:
-        each = max(0.0, self.overhead_per_sequence + per_sequence)
-        return replace(self, overhead=max(0.0, self.overhead + step), overhead_per_sequence=each)
-
-    @property
-    def fitted_terms(self) -> Mapping[str, str]:
-        hidden = {"host": "host"} if self.overlapped else {}
-        return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
-
-    def with_engine(
-        self, *, step: float, apart: float, prompts: float, launch: float = 0.0, **terms: Any
-    ) -> Self:
-        return replace(
-            self,
-            overhead=self.overhead + step + apart,
-            prefill=self.prefill + prompts,
-            launch=max(self.launch, launch),
-            engine_overhead=step,
-            engine_prefill=prompts,
-            **terms,
-        )
-
     def with_experts(self, table: Table) -> Self:
         return replace(self, dense=add_tables(self.dense, table))
-
-    def part(self, share: float, *, last: bool) -> Self:
-        tables: dict[str, Any] = {
-            name: [[tokens, seconds * share] for tokens, seconds in getattr(self, name)]
-            for name in ("dense", "graph_dense", "graph_mixed")
-        }
-        return replace(super().part(share, last=last), **tables)
 
 
 def add_tables(one: Table, two: Table) -> Table:

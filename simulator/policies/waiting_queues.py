@@ -427,6 +427,10 @@ class SwappedFirst(FrontQueue):
             self._others.put_back(request)
 
 
+WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
+"""Queues that do not count who is taken out of them."""
+
+
 def queue_of(policy: Any, batch: Batch) -> WaitingQueue:
     """Return the waiting queue that a policy brings along, or one ordered by its rank or key.
 

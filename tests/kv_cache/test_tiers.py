@@ -134,7 +134,7 @@ def test_leaps_change_nothing_and_nothing_is_left(load, blocks, kind, seats) -> 
         log, _ = play(load, one, Clock(), leap=leap)
         logs.append(log)
         assert one.blocks.free == one.blocks.usable
-        assert not one._fetching
+        assert not one.fetches.coming
         assert not one.blocks._of_tier
     assert logs[0].request_rows == logs[1].request_rows
     assert logs[0].load_rows == logs[1].load_rows

@@ -9,8 +9,9 @@ import pytest
 
 from calibration.errors import Errors
 from simulator.core.request import Step
-from simulator.costs.piecewise import TERMS, PiecewiseCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
+from simulator.costs.terms import TERMS
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import parse

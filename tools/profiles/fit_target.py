@@ -17,10 +17,11 @@ import numpy as np
 from calibration.errors import Errors, Floats, residuals
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
-from simulator.costs.piecewise import TERMS, PiecewiseCost, add_tables
+from simulator.costs.piecewise import PiecewiseCost, add_tables
 from simulator.costs.roofline import TILE, roofline
 from simulator.costs.split import SPLIT_TERMS, SplitCost
 from simulator.costs.tables import Table
+from simulator.costs.terms import TERMS
 from simulator.models.spec import ModelSpec
 from tools.profiles.attention import LinearKernels, TimedSteps
 from tools.profiles.compose import (

@@ -13,10 +13,10 @@ from calibration.profile_yaml import (
     range_lines,
     residual_lines,
 )
-from simulator.costs.piecewise import TERMS, WINDOW_TERMS
 from simulator.costs.roofline import efficiency_of
 from simulator.costs.split import SPLIT_TERMS, SplitCost
 from simulator.costs.tables import Table
+from simulator.costs.terms import TERMS, WINDOW_TERMS
 from tools.profiles.compose import GAP, KERNELS, SHARED_BESIDE, Target
 from tools.profiles.fit_target import FitReport
 from tools.profiles.product_slowdown import slowdown

@@ -87,7 +87,7 @@ class PipelineScheduler(Scheduler):
         if step.decodes or step.prefills:
             self._send(step)
             if self.tracks_longest and step.decodes:
-                step.longest = self._longest_decode(step)
+                step.longest = self.decodes.longest_in(step)
         if interval is not None:
             interval.end(
                 bool(step.decodes or step.prefills), not self.preempted, bool(self.waiting)

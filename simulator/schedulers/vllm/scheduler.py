@@ -3,8 +3,7 @@
 There is no prefill or decode phase: a request wants its computed tokens to catch up with the
 known ones, and a decode is the case where one is missing. The rules are those of vLLM 0.33
 (`vllm/v1/core/sched/scheduler.py`), for one engine, or those of an older release (`rules.py`);
-`speculative.py` adds drafts. The scheduler owns no clock, no GPU and no I/O. It is one class and
-one file, as in vLLM: all of its parts change the same lists.
+`speculative.py` adds drafts. The scheduler owns no clock, no GPU and no I/O.
 
 For speed the requests that decode are not walked one by one but kept as sums (`decode_set.py`); the
 result is the same as that of vLLM's loop:
@@ -25,40 +24,22 @@ from simulator.core.request import Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices
 from simulator.policies.policy import Policy, victim_of
-from simulator.policies.waiting_queues import (
-    Fifo,
-    KeyQueue,
-    RankQueue,
-    RatioQueue,
-    SwappedFirst,
-    queue_of,
-)
+from simulator.policies.waiting_queues import WITHOUT_BOOKS, SwappedFirst, queue_of
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.running_requests import PreemptionLoop
-from simulator.schedulers.vllm.admission import (
-    Admission,
-    DecodeScope,
-    PrefillInterval,
-    Reservation,
-)
+from simulator.schedulers.vllm.admission import Admission, DecodeScope, PrefillInterval, Reservation
+from simulator.schedulers.vllm.fetches import Fetches
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.util.errors import ScenarioError
-
-QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 
 
 class Scheduler(SchedulerBase):
     """First come, first served; a preempted request goes to the front.
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
-    `victim(running)`, that picks who is preempted, else the last admitted is. The last arguments
-    but `swap_blocks` are those of `Admission`, the others are vLLM's, by name. `max_model_len`, in
-    tokens, ends a request whatever it still wanted to say. `rules` are those of a vLLM version.
-    `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
-    blocks are copied there and, before it runs again, back; otherwise they are computed again.
-    With `swap_prices` so are those for which that is cheaper. `features` are what the engine has
-    beside: each has its say in what is admitted and computed.
+    `victim(running)`, that picks who is preempted, else the last admitted is. `rules` are those of
+    a vLLM version. The other arguments are vLLM's by name, those of `Admission` and of the base.
 
     A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
     those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
@@ -133,7 +114,7 @@ class Scheduler(SchedulerBase):
         for feature in features:
             feature.attach(self)
         self._keeps_places = any(feature.passes_over for feature in features)
-        self._expect_tiers()
+        self.fetches = self._expect_tiers()
         self.displacing = False  # a waiting request may take the place of one that runs
         self.draft_slots = 0  # tokens of the budget that a request takes beside its own
 
@@ -148,22 +129,20 @@ class Scheduler(SchedulerBase):
             self.refresh_queue = getattr(queue, "refresh", None)
             self.waiting = SwappedFirst(queue) if swaps else queue
 
-    def _expect_tiers(self) -> None:
+    def _expect_tiers(self) -> Fetches | None:
         """Make ready to ask tiers behind the host, if there are some."""
-        tier = self.blocks.tier
-        self._fetches = tier is not None and bool(tier.secondary)
-        self._new: list[Request] = []  # of whom no tier has been asked yet
-        self._fetching: dict[Request, tuple[tuple[int, int], float]] = {}
-        """What comes of who waits from each tier behind the host, blocks, and until when, s."""
-        if self._fetches:
-            if self.keeps_books:
-                raise ScenarioError("engine.secondary_tiers", "needs fcfs, priority and sjf")
-            self.settle_queue = self._ask_tiers
+        if self.blocks.tier is None or not self.blocks.tier.secondary:
+            return None
+        if self.keeps_books:
+            raise ScenarioError("engine.secondary_tiers", "needs fcfs, priority and sjf")
+        fetches = Fetches(self.blocks, self.blocks.tier)
+        self.settle_queue = fetches.ask
+        return fetches
 
     @property
     def keeps_books(self) -> bool:
         """The queue may count who is taken out of it, so that nobody is passed over."""
-        return type(self.waiting) not in QUEUES_WITHOUT_BOOKS
+        return type(self.waiting) not in WITHOUT_BOOKS
 
     def track_longest(self) -> None:
         """Let every step say how much its longest decode reads, from now on."""
@@ -178,8 +157,8 @@ class Scheduler(SchedulerBase):
         changes = self.enqueue(request) or self.long_prefill_token_threshold > 0
         # Those before it may be passed over.
         changes |= self._keeps_places
-        if self._fetches:
-            self._new.append(request)
+        if self.fetches is not None:
+            self.fetches.new.append(request)
             return True
         return changes and (
             len(self.running) < self.max_num_active_seqs
@@ -190,9 +169,7 @@ class Scheduler(SchedulerBase):
 
     def next_wakeup(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
-        if not self._fetching or self.running:
-            return None
-        return min(when for _, when in self._fetching.values())
+        return None if self.fetches is None or self.running else self.fetches.next_end()
 
     # A step is decided.
 
@@ -349,15 +326,9 @@ class Scheduler(SchedulerBase):
     def _annotate(self, step: Step) -> None:
         """Let a step say what else it costs."""
         if self.tracks_longest and step.decodes:
-            step.longest = self._longest_decode(step)
+            step.longest = self.decodes.longest_in(step)
         for feature in self.features:
             feature.annotate(step)
-
-    def _longest_decode(self, step: Step) -> int:
-        """KV entries that a decode of the step reads at most, its new token included."""
-        singles = max((chunk.start + 1 for chunk in step.singles or ()), default=0)
-        members = self.decodes.longest() + 1 if step.decodes > len(step.singles or ()) else 0
-        return max(singles, members)
 
     # Waiting requests are admitted.
 
@@ -370,7 +341,7 @@ class Scheduler(SchedulerBase):
         # Other queues may count who is taken out of them.
         tries_others = self._tries_others and not self.keeps_books
         set_aside: list[Request] = []
-        features, slots = self.features, self.draft_slots
+        features, slots, fetches = self.features, self.draft_slots, self.fetches
         self._reordered = False
         for feature in features:
             feature.begin(step)
@@ -379,9 +350,7 @@ class Scheduler(SchedulerBase):
             if request.remote:
                 budget = self.pull(step, request, budget)
                 continue
-            if (features and self.refuses(request)) or (
-                self._fetching and self._comes_later(request)
-            ):
+            if (features and self.refuses(request)) or (fetches and fetches.awaits(request)):
                 set_aside.append(waiting.take())
                 continue
             hits, loads, start = self._find_prefix(request)
@@ -400,7 +369,8 @@ class Scheduler(SchedulerBase):
                 set_aside.append(waiting.take())
                 continue
             if loads:
-                load = Load(request, loads, request.preemptions == 0, self._fetched(request, loads))
+                fetched = fetches.pop(request, loads) if fetches else (0, 0)
+                load = Load(request, loads, request.preemptions == 0, fetched)
                 step.add_copies().loads.append(load)
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
@@ -435,37 +405,16 @@ class Scheduler(SchedulerBase):
     def _put_back(self, passed_over: list[Request]) -> None:
         """Take back requests that were passed over.
 
-        Each keeps its place where a feature passes over.
+        Each keeps its place where a feature passes over, else several are reversed.
         """
-        if self._fetches:
-            passed_over.reverse()
-        elif self._keeps_places:
+        if self.fetches is None and self._keeps_places:
             self._deferred.update(passed_over)
+        if self.fetches is not None or self._keeps_places:
             passed_over.reverse()
-        else:  # so several come back in reversed order
+        else:
             self._reordered = True
         for request in passed_over:
             self.waiting.put_back(request)
-
-    def _ask_tiers(self, now: float) -> None:
-        """Ask the tiers behind the host for the prefixes of those who are new."""
-        assert self.blocks.tier is not None
-        self.blocks.tier.now = now
-        for request in self._new:
-            counts, ready = self.blocks.fetch(request)
-            if ready > self.now:
-                self._fetching[request] = (counts[0], sum(counts[1:])), ready
-        self._new.clear()
-
-    def _comes_later(self, request: Request) -> bool:
-        """Say whether a part of a prompt's prefix is on its way to the host."""
-        return request in self._fetching and self._fetching[request][1] > self.now
-
-    def _fetched(self, request: Request, loads: int) -> tuple[int, int]:
-        """Return how many of the blocks to be loaded came from each tier behind the host."""
-        first, second = self._fetching.pop(request, ((0, 0), 0.0))[0]
-        first = min(first, loads)
-        return first, min(second, loads - first)
 
     def lacks_blocks(self, request: Request, hits: Sequence[int], tokens: int) -> bool:
         """Say whether memory is too short to admit a request that begins with `tokens` tokens.
@@ -484,8 +433,8 @@ class Scheduler(SchedulerBase):
     def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
         """Let the head of the queue run, and compute `tokens` tokens after the first `start`."""
         request, prompts = self.waiting.head(), len(step.prefills)
-        if self._fetching:
-            self._fetching.pop(request, None)
+        if self.fetches is not None:
+            self.fetches.forget(request)
         self.admission.reserve(request)
         if request.preemptions and self.swap_space.prices:
             self.swap_space.observe(request.known, len(hits) * self.blocks.block_size)
@@ -525,9 +474,8 @@ class Scheduler(SchedulerBase):
     def cancel(self, request: Request) -> None:
         SchedulerBase.cancel(self, request)
         self._deferred.discard(request)
-        self._fetching.pop(request, None)
-        if request in self._new:
-            self._new.remove(request)
+        if self.fetches is not None:
+            self.fetches.forget(request)
 
     # A step repeats itself.
 
