@@ -103,22 +103,26 @@ def knee(load: Floats, latency: Floats) -> int | None:
 def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     """Draw what a user gets against what the hardware gives, and the front that nothing beats.
 
-    `rows` is the table of a sweep, or of a plan. What knows its GPUs counts per GPU: a plan, and a
-    sweep of clusters by the hours that were paid for.
+    `rows` is the table of a sweep, or of a plan. A plan whose prices are known counts per dollar.
+    What knows its GPUs counts per GPU: other plans, and a sweep of clusters by the hours paid for.
     """
-    per_gpu = True
+    unit = "output tokens/s per GPU"
     if "tokens_per_s_per_gpu" in rows:
         check_columns(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
         if "holds" in rows:
             rows = rows[rows["holds"].astype(str) == "True"]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
+        price = "dollars_per_million_output_tokens"
+        if price in rows and (rows[price] > 0).all():
+            unit, speed = "million output tokens per $", 1.0 / rows[price]
     else:
         rows = completed_points(rows)
         user, speed = 1e3 / rows.mean_tpot_ms, rows.output_throughput
-        per_gpu = "gpu_hours" in rows and bool((rows.gpu_hours > 0).all())
-        if per_gpu:
+        if "gpu_hours" in rows and bool((rows.gpu_hours > 0).all()):
             speed = rows.total_output_tokens / (3600.0 * rows.gpu_hours)
+        else:
+            unit = "output tokens/s of the server"
     if not len(rows):
         raise HeadwayError("the table has no point to draw")
     with sheet(1, 1, 4.4) as figure:
@@ -138,7 +142,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         keys = [k for k in varied_keys(rows, "") if not told or k == key]
         named = range(len(points)) if len(points) <= MAX_LABELS else best
         names = [point_label(rows.iloc[k], keys) for k in named]
-        title = "Speed for a user against throughput"
+        title = f"Speed for a user against {'cost' if '$' in unit else 'throughput'}"
         if keys == [key] and "gpus" not in rows:
             names = [short_value(rows[key].iloc[k]) for k in named]
             title += f" (numbers: {short_key(key)})"
@@ -147,7 +151,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
             axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
         axes.set_title(title)
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
-        axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
+        axes.set_ylabel(unit)
         from_zero(axes)
         grid(axes)
         legend_below(figure, axes, "" if "gpus" in rows else legend_title(rows, key))
@@ -284,7 +288,9 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
-            draw_levels(axes, bounds_of(rows, f"p99_{'tpot' if name == 'itl' else name}_ms"))
+            latency = "tpot" if name == "itl" else name
+            both = (bounds_of(rows, f"{word}_{latency}_ms") for word in ("p99", "mean"))
+            draw_levels(axes, [bound for one in both for bound in one])
             label_ends(axes, ends)
             grid(axes)
         if title := legend_title(rows, CHUNK):
@@ -298,9 +304,11 @@ def bounded_metric(rows: "pd.DataFrame", usual: str) -> str:
     A bound on each request (`goodput`) is one on the P99, and none on the mean.
     """
     latency = usual.split("_")[1]
-    columns = (f"slo_{latency}_percentile", f"slo_{latency}_ms")
-    asked, each = (rows[key].dropna().tolist() if key in rows else [] for key in columns)
-    return f"p{[*asked, 99][0]:g}_{latency}_ms" if each else usual
+    columns = (f"slo_{latency}_percentile", f"slo_{latency}_ms", f"slo_{latency}_mean_ms")
+    asked, each, mean = (rows[key].dropna().tolist() if key in rows else [] for key in columns)
+    if each:
+        return f"p{[*asked, 99][0]:g}_{latency}_ms"
+    return f"mean_{latency}_ms" if mean else usual
 
 
 def bounds_of(rows: "pd.DataFrame", metric: str, where: str = "the sweep's table") -> list[float]:
@@ -308,7 +316,8 @@ def bounds_of(rows: "pd.DataFrame", metric: str, where: str = "the sweep's table
 
     A bound on another percentile of it says nothing of the metric.
     """
-    column = f"slo_{metric.split('_')[1]}_ms"
+    word, latency, _ = metric.split("_")
+    column = f"slo_{latency}_{'mean_' if word == 'mean' else ''}ms"
     if column not in rows or metric != bounded_metric(rows, metric):
         return []
     check_columns(rows, [column], where)

@@ -97,7 +97,7 @@ class Candidate(DesignPoint):
         return interval(self.best.runs, metric, confidence)
 
     def speeds(self, *, of_best: bool) -> Iterator[tuple[Trial, float, float]]:
-        """Return, for each load tried, tokens/s per user and tokens/s per GPU.
+        """Return, for each load tried, tokens/s per user and tokens/s of all.
 
         `of_best`: only of the place that was found, as where the fleet's size was searched for.
         """
@@ -107,8 +107,7 @@ class Candidate(DesignPoint):
         for trial in [*tried, *self.lower_loads]:
             tpot = interval(trial.runs, "mean_tpot_ms").mean
             if tpot:
-                tokens = interval(trial.runs, "output_throughput").mean
-                yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
+                yield trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean
 
 
 def resources(scenario: Scenario, runs: Sequence[MetricValues] = ()) -> tuple[float, float | None]:

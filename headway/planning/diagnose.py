@@ -424,8 +424,10 @@ def _change(key: str, before: MetricValues, after: MetricValues) -> str:
 def _label(metric: str) -> str:
     if metric in BY_KEY:
         return BY_KEY[metric].label
-    first, _, name = metric.removesuffix("_ms").partition("_")  # p90_tpot_ms
-    return f"{first.capitalize()} {name.upper()} (ms)" if metric.endswith("_ms") else metric
+    part, _, own = metric.removesuffix("_ms").rpartition(":")  # client a:p90_tpot_ms
+    first, _, name = own.partition("_")
+    of = f" of {part}" if part else ""
+    return f"{first.capitalize()} {name.upper()}{of} (ms)" if metric.endswith("_ms") else metric
 
 
 def _number(values: MetricValues, key: str) -> str:

@@ -24,7 +24,9 @@ from simulator.diagnosis.feasibility import Traffic
 from simulator.results.request_table import COMPLETED
 from simulator.results.steady_state import MIN_REQUESTS
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.static import Static
+from simulator.schedulers.trtllm import MAX_UTILIZATION
 from simulator.simulation.result import Result
 from simulator.workload.workload import Workload
 
@@ -103,9 +105,27 @@ def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
     known = _known_share(result)
     # Whatever seats are asked for, the KV cache stays as it is.
     engine = spec.engine.model_copy(update={"num_gpu_blocks_override": spec.num_gpu_blocks})
+    if kept := _reserved(result):
+        fit = int(spec.num_gpu_blocks * engine.block_size / kept)
+        engine = engine.model_copy(update={"max_num_seqs": max(min(engine.max_num_seqs, fit), 1)})
     replica = Replica(engine, spec.model, spec.gpu, spec.cost)
     load = _Load(replica, traffic, replicas * spec.engine.data_parallel_size, known)
     return load.find(lambda: _waited(result))
+
+
+def _reserved(result: Result) -> float:
+    """Return the tokens for which a request keeps room, on average; 0 where it takes no more."""
+    spec, load = result.spec, result.workload
+    policy, given = spec.policy, spec.engine.scheduling_policy.arguments
+    evicts = given.get("capacity_scheduler_policy") == MAX_UTILIZATION
+    if not issubclass(policy, ContinuousBatching) or not policy.reserves or evicts:
+        return 0.0
+    most = given.get("max_new_tokens") or spec.max_model_len
+    if most == "exact":
+        most = load.output_tokens
+    elif load.max_tokens is not None:
+        most = np.where(load.max_tokens > 0, load.max_tokens, most)
+    return float(np.minimum(load.prompt_tokens + most, spec.max_model_len).mean())
 
 
 def _waited(result: Result) -> float:

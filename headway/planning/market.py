@@ -21,6 +21,7 @@ from simulator.diagnosis.feasibility import Traffic, never_holds
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
+from simulator.results.service_levels import Slo
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -50,6 +51,7 @@ class Offer(Candidate):
     price: float | None = None  # $/h of a replica
     widest: int = 0  # replicas that are tried at most, whatever they cost
     prefill: int = 0  # replicas that only prefill; those that decode are searched for
+    slos: Sequence[Slo] = ()
 
     @property
     def weight(self) -> float:
@@ -79,6 +81,11 @@ class Offer(Candidate):
     def cost(self) -> float:
         """What it takes to hold the load; inf where nothing was found that does."""
         return inf if self.result.best is None else self.replicas * self.weight
+
+    @property
+    def nearness(self) -> float:
+        """The worst metric by its bound where it holds the load: the less, the more headroom."""
+        return max(self.best.ratios(self.slos).values(), default=0.0)
 
     @property
     def order(self) -> tuple[str, int]:
@@ -129,7 +136,7 @@ NEAR = 1.02
 def ranked_offers(offers: Sequence[Offer]) -> list[Offer]:
     """Return those that hold the load, the cheapest first, then those with most room."""
     held = [offer for offer in offers if offer.result.best is not None]
-    return sorted(held, key=lambda one: (round(one.cost, 6), one.best.strain[1], one.label))
+    return sorted(held, key=lambda one: (round(one.cost, 6), one.nearness, one.label))
 
 
 def by_headroom(ranked: Sequence[Offer]) -> list[Offer]:
@@ -138,8 +145,8 @@ def by_headroom(ranked: Sequence[Offer]) -> list[Offer]:
     `ranked` are the cheapest first. An order is judged by its first offer; the others follow it.
     """
     near = [one for one in ranked if one.cost <= NEAR * ranked[0].cost]
-    strains = {one.order: one.best.strain[1] for one in reversed(near)}
-    return [*sorted(near, key=lambda one: strains[one.order]), *ranked[len(near) :]]
+    first = {one.order: one.nearness for one in reversed(near)}
+    return [*sorted(near, key=lambda one: first[one.order]), *ranked[len(near) :]]
 
 
 @dataclass
@@ -261,7 +268,8 @@ class Market:
     def _load(self, keys: dict[str, str], given: Mapping[str, Any]) -> Offer:
         problem = self.problem
         point = load_point(problem.path, keys, problem.overrides, problem.seed, DesignPoint)
-        return Offer(point.varied, point.scenario, point.errors, **given)
+        slos = problem.criteria.slos
+        return Offer(point.varied, point.scenario, point.errors, slos=slos, **given)
 
     def quick(self, change: Change = AS_IT_IS) -> PlanProblem:
         """Return the problem as it is looked at first: by one short run of each place."""

@@ -363,7 +363,7 @@ def _draw(
     with sheet(1, 2 if speed else 1, height) as figure:
         _draw_bounds(figure.axes[0], problem, colored, best)
         if speed:
-            _draw_front(figure.axes[1], colored, of_best=_sizes_fleet(problem))
+            _draw_front(figure.axes[1], problem, colored)
         if several:
             figure.legend(loc="outside lower center", frameon=False)
         else:
@@ -437,21 +437,32 @@ def _abscissa(
     return "$/h", lambda candidate, trial: candidate.resources_at(trial)[1] or 0.0
 
 
-def _draw_front(axes: "Axes", colored: Colored, *, of_best: bool) -> None:
-    """Draw what users get against what a GPU gives, and the front that nothing beats."""
+def _draw_front(axes: "Axes", problem: PlanProblem, colored: Colored) -> None:
+    """Draw what users get against what a dollar buys, and the front that nothing beats.
+
+    A GPU counts in place of a dollar where not each has a price, or where watts decide.
+    """
     from headway.figures.style import from_zero
 
     points = []
-    for candidate, color, _ in colored:
-        for trial, user, gpu in candidate.speeds(of_best=of_best):
-            held = trial.ok or trial in candidate.lower_loads
-            points += [(user, gpu)] if held else []
-            face = color if held else "none"
-            axes.plot(user, gpu, "o", color=color, markerfacecolor=face, markersize=5)
+    tried = [
+        (candidate.resources_at(trial), candidate, color, trial, user, tokens)
+        for candidate, color, _ in colored
+        for trial, user, tokens in candidate.speeds(of_best=_sizes_fleet(problem))
+    ]
+    by_price = not problem.by_energy and all(price for (_, price), *_ in tried)
+    for (gpus, price), candidate, color, trial, user, tokens in tried:
+        gain = tokens / gpus
+        if by_price and price:
+            gain = tokens * 3600.0 / price / 1e6
+        held = trial.ok or trial in candidate.lower_loads
+        points += [(user, gain)] if held else []
+        face = color if held else "none"
+        axes.plot(user, gain, "o", color=color, markerfacecolor=face, markersize=5)
     best = [points[k] for k in pareto_front(points)]
     if best:
         axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)
-    axes.set_title("Speed against throughput")
+    axes.set_title("Speed against cost" if by_price else "Speed against throughput")
     axes.set_xlabel("tokens/s per user (hollow: breaks a bound)")
-    axes.set_ylabel("tokens/s per GPU")
+    axes.set_ylabel("million output tokens per $" if by_price else "tokens/s per GPU")
     from_zero(axes)

@@ -59,7 +59,9 @@ def levels(run: AdvisedEvidence) -> Finding | None:
         return None
     late, texts = list[tuple[Broken, float]](), list[str]()
     for level in judged:
-        said = f"{level.slo.text} is {level}"
+        said = (
+            f"{level.slo.text} is {level._replace(ends=None)}"  # the report has the clock's error
+        )
         for one in _latencies(run, level):
             alone = _alone(run, one)
             late.append((one, alone))

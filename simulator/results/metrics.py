@@ -46,7 +46,7 @@ from simulator.results.run_info import Summary, or_inf, run_info
 from simulator.results.sample import Sample
 from simulator.results.service_levels import (
     Slo,
-    bounded_percentiles,
+    bounds_of_all,
     by_clock,
     goodput_of,
     keep_bounds,
@@ -382,7 +382,7 @@ class RunMetrics:
         ended = self._completed + self._failed
         each = {k: None if np.ndim(bound) else bound for k, bound in self._bounds.items()}
         own: Summary = {f"slo_{name}_ms": bound for name, bound in each.items()}
-        own |= bounded_percentiles(self._slos)
+        own |= bounds_of_all(self._slos)
         own |= {f"slo_attainment_{name}": share(count, ended) for name, count in self._kept.items()}
         if self._bounds:
             own["slo_attainment"] = share(self._kept_all, ended)

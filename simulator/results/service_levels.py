@@ -410,18 +410,21 @@ def need_parts(slos: Iterable[Slo], scenario: Scenario, workload: Workload) -> N
             )
 
 
-def bounded_percentiles(slos: Sequence[Slo]) -> dict[str, float]:
-    """Return the percentiles of all requests whose bounds `request_bounds` takes, by their key.
+def bounds_of_all(slos: Sequence[Slo]) -> dict[str, float]:
+    """Return, by key, bounds on means, and percentiles whose bounds `request_bounds` takes.
 
-    Nothing where `goodput` is a level: its bounds are of each request.
+    Of levels of all requests. No percentile where `goodput` is a level: its bounds are of each.
     """
-    if any(slo.name == "goodput" for slo in slos):
-        return {}
-    return {
-        f"slo_{slo.latency}_percentile": slo.percentile
-        for slo in sorted(slos, key=lambda slo: slo.bound)
-        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.part
-    }
+    found = {}
+    by_goodput = any(slo.name == "goodput" for slo in slos)
+    for slo in sorted(slos, key=lambda slo: slo.bound):
+        if slo.latency not in REQUEST_BOUNDS or slo.part:
+            continue
+        if slo.percentile is None:
+            found[f"slo_{slo.latency}_mean_ms"] = slo.bound
+        elif not by_goodput:
+            found[f"slo_{slo.latency}_percentile"] = slo.percentile
+    return found
 
 
 def request_bounds(goodput: Mapping[str, Bound], slos: Sequence[Slo]) -> dict[str, Bound]:

@@ -61,6 +61,7 @@ class TrtLlm(ContinuousBatching):
     """
 
     traits = Traits(has_host_tier=False)
+    reserves = True
     waiting: ByArrival
 
     def __init__(

@@ -64,6 +64,16 @@ def test_a_bound_on_another_percentile_lies_across_that_percentile() -> None:
     assert levels(draw_latency(rows(**given)), 0) == []
 
 
+def test_a_bound_on_a_mean_lies_across_the_mean() -> None:
+    table = rows(slo_ttft_mean_ms=40.0)
+    figure = draw_latency(table)
+    assert figure.axes[0].get_ylabel() == "mean TTFT (ms)"
+    assert levels(figure, 0) == [40]
+    chunks = table.drop(columns="workload.request_rate")
+    figure = draw_chunk(chunks.assign(**{"engine.max_num_batched_tokens": [64, 128, 256]}))
+    assert levels(figure, 0) == [40]
+
+
 def test_a_bound_on_throughput_is_upright_and_in_sight(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     found = Run.of("small", run(load_scenario(tmp_path / "s.yaml")))

@@ -75,12 +75,12 @@ def test_the_table_has_the_headroom_of_those_that_hold(
     assert cells[:end].split()[-1] == f"{100 * row['headroom']:.0f}"
 
 
-def test_a_candidates_speeds_are_a_users_and_a_gpus() -> None:
+def test_a_candidates_speeds_are_a_users_and_those_of_all() -> None:
     """10 ms a token and 50 tokens/s, on two GPUs at $7."""
     trial = Trial(1.0, runs=[{"mean_tpot_ms": 10.0, "output_throughput": 50.0}])
     result = SimpleNamespace(trials=[trial], best=None)
     candidate = SimpleNamespace(result=result, lower_loads=[], resources_at=lambda _: (2, 7.0))
-    assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 25.0)]  # type: ignore[arg-type]
+    assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 50.0)]  # type: ignore[arg-type]
 
 
 def test_what_costs_nothing_is_drawn_at_nothing() -> None:

@@ -165,10 +165,12 @@ def _bounds(run: Run) -> dict[str, float]:
 def _percentiles(levels: list[str], bounds: dict[str, float]) -> dict[str, float]:
     """Which percentiles the bounds are of, unless goodput is a level."""
     named = [re.fullmatch(r"p([\d.]+)_(ttft|tpot|e2el)_ms<=(.*)", text) for text in levels]
+    means = [re.fullmatch(r"mean_(ttft|tpot|e2el)_ms<=(.*)", text) for text in levels]
+    found = {f"slo_{one[1]}_mean_ms": float(one[2]) for one in means if one}
     if any(text.startswith("goodput") for text in levels):
-        return {}
+        return found
     loosest = [one for one in named if one and float(one[3]) == bounds[one[2]]]
-    return {f"slo_{one[2]}_percentile": float(one[1]) for one in loosest}
+    return found | {f"slo_{one[2]}_percentile": float(one[1]) for one in loosest}
 
 
 def _step_span(run: Run) -> list[float]:
