@@ -18,7 +18,7 @@ from headway.planning.plan import Runs, none_holds, search_all
 from headway.planning.problem import PlanProblem
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.noise import QUANTILE
-from simulator.models.gpus import Gpu
+from simulator.models.gpus import Gpu, find_gpu
 from simulator.results.service_levels import step_span
 from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError, NoAnswerError
@@ -51,7 +51,10 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
         raise HeadwayError(f"--precision {precision}: no profile of the model on {names} has it")
     live = [offer for offer in offers if not offer.never]
     if not live:
-        best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
+        speeds = [
+            (one.scenario is not None, one.size * find_gpu(one.gpu).bandwidth) for one in offers
+        ]
+        best = offers[speeds.index(max(speeds))]
         raise NoAnswerError(f"--buy: nothing can carry it, not even {best.label}: {best.never}")
     runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
     _search(market.quick(), live, runs, market.most)

@@ -33,7 +33,6 @@ class Candidate(DesignPoint):
     """One configuration, at the scenario's own load, and what was found out about it."""
 
     result: SearchResult = field(default_factory=lambda: SearchResult(None, []))
-    lower_loads: list[Trial] = field(default_factory=list)
     done: bool = False  # its search is over
     not_tried: str = ""  # why it was left out for what another was found to do
     within: tuple[int, int] | None = None  # bounds of what is searched, where theory knows them
@@ -104,7 +103,7 @@ class Candidate(DesignPoint):
         tried = self.result.trials
         if of_best:
             tried = [trial for trial in tried if trial is self.result.best]
-        for trial in [*tried, *self.lower_loads]:
+        for trial in tried:
             tpot = interval(trial.runs, "mean_tpot_ms").mean
             if tpot:
                 yield trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean

@@ -67,19 +67,10 @@ class Trial:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return {
-            "rule": self.rule,
-            "metric": self.metric,
-            "advice": dict(self.advice),
-            "before": self.before,
-            "after": self.after,
-            "gpus": self.gpus,
-            "dollars_per_hour": self.price,
-            "missed": self.missed,
-            "error": self.error or None,
-            "trade": [*self.trade],
-            "metrics": dict(self.values),
-        }
+        names = ("rule", "metric", "advice", "before", "after", "gpus", "price", "missed")
+        found = {name.replace("price", "dollars_per_hour"): getattr(self, name) for name in names}
+        more = {"error": self.error or None, "trade": [*self.trade], "metrics": self.values}
+        return found | more
 
 
 @dataclass(frozen=True, slots=True)

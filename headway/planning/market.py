@@ -63,11 +63,6 @@ class Offer(Candidate):
         return (self.prefill + trial.at) * self.weight
 
     @property
-    def reads(self) -> float:
-        """Bytes/s that a replica reads at most: the fastest reads most."""
-        return self.size * find_gpu(self.gpu).bandwidth
-
-    @property
     def replicas(self) -> int:
         """Replicas that hold the load."""
         return self.prefill + self.searched

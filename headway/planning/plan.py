@@ -36,9 +36,6 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
-LOWER_LOADS = (0.25, 0.5, 0.75)
-"""Shares of the largest load that are run, too, for the front of speed against throughput."""
-DRAWN = 8  # candidates, the best, for which they are: others do not reach that front
 JOURNAL = "runs.jsonl"
 AUTOSCALING = "cluster.autoscaling"
 TARGETS = {"kv_usage": [0.3, 0.15], "queue_depth": [0.5, 0.1], "slo_attainment": [0.995]}
@@ -129,8 +126,6 @@ def find_best(
         if candidate.not_tried and progress is not None:
             progress(candidates, 0, candidate)
     best = choose_best(problem, candidates)
-    if problem.key and not problem.high:
-        run_lower_loads(problem, candidates, runs)
     find_headroom(problem, candidates, runs)
     return candidates, best, []
 
@@ -302,20 +297,6 @@ def find_headroom(problem: PlanProblem, candidates: Sequence[Candidate], runs: R
             candidate.headroom = max(twin.best.at / offered - 1.0, 0.0)
 
 
-def run_lower_loads(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
-    """Run the best candidates at lower loads, too, once each."""
-    work = [
-        (one, PlannedRun(share * one.best.at, seconds=one.result.trials[0].seconds))
-        for one in _best_first(problem, candidates)[:DRAWN]
-        for share in LOWER_LOADS
-    ]
-    for (candidate, wanted), outcome in zip(
-        work, _run_all(problem, work, runs, candidates), strict=True
-    ):
-        if not outcome.errors:
-            candidate.lower_loads.append(Trial(wanted.at, wanted.seconds, [outcome.values]))
-
-
 def _run_all(
     problem: PlanProblem,
     work: Sequence[tuple[Candidate, PlannedRun]],
@@ -379,18 +360,12 @@ def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
-    Raises NoAnswerError, which names the candidate that comes closest, where none holds.
+    Where a price is unknown GPUs count, not dollars; by energy watts. Raises NoAnswerError, which
+    names the candidate that comes closest, where none holds.
     """
-    if not (ranked := _best_first(problem, candidates)):
-        raise NoAnswerError(none_holds(problem, candidates))
-    return ranked[0]
-
-
-def _best_first(problem: PlanProblem, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Rank those that hold. Where a price is unknown GPUs count, not dollars; by energy watts."""
     holding = [candidate for candidate in candidates if candidate.result.best is not None]
     if not holding:
-        return []
+        raise NoAnswerError(none_holds(problem, candidates))
     gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
     weights: Sequence[float] = gpus if None in prices else prices
     if problem.by_energy:
@@ -402,7 +377,7 @@ def _best_first(problem: PlanProblem, candidates: Sequence[Candidate]) -> list[C
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
-    return [holding[k] for k in sorted(range(len(holding)), key=rank)]
+    return holding[min(range(len(holding)), key=rank)]
 
 
 def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:

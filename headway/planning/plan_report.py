@@ -329,7 +329,7 @@ def write_plan(
 def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dict[str, Any]]:
     """Yield a row for every run that was made."""
     for candidate in candidates:
-        for trial in [*candidate.result.trials, *candidate.lower_loads]:
+        for trial in candidate.result.trials:
             for replication, run in enumerate(trial.runs):
                 place = {**candidate.varied, candidate.key or problem.key or "at": trial.at}
                 numbers = {key: value for key, value in run.items() if not isinstance(value, dict)}
@@ -393,7 +393,7 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
                 place(candidate, trial),
                 max(trial.ratios(slos).values(), default=1.0),
             )
-            for trial in (*candidate.result.trials, *candidate.lower_loads)
+            for trial in candidate.result.trials
             if not trial.superseded
         )
         seen += [ratio for _, ratio in points]
@@ -445,20 +445,15 @@ def _draw_front(axes: "Axes", problem: PlanProblem, colored: Colored) -> None:
     from headway.figures.style import from_zero
 
     points = []
-    tried = [
-        (candidate.resources_at(trial), candidate, color, trial, user, tokens)
-        for candidate, color, _ in colored
-        for trial, user, tokens in candidate.speeds(of_best=_sizes_fleet(problem))
-    ]
-    by_price = not problem.by_energy and all(price for (_, price), *_ in tried)
-    for (gpus, price), candidate, color, trial, user, tokens in tried:
-        gain = tokens / gpus
-        if by_price and price:
-            gain = tokens * 3600.0 / price / 1e6
-        held = trial.ok or trial in candidate.lower_loads
-        points += [(user, gain)] if held else []
-        face = color if held else "none"
-        axes.plot(user, gain, "o", color=color, markerfacecolor=face, markersize=5)
+    found = [one.resources_at(trial)[1] for one, *_ in colored for trial in one.result.trials]
+    by_price = not problem.by_energy and all(found)
+    for candidate, color, _ in colored:
+        for trial, user, tokens in candidate.speeds(of_best=_sizes_fleet(problem)):
+            gpus, price = candidate.resources_at(trial)
+            gain = 3.6e-3 * tokens / price if by_price and price else tokens / gpus
+            points += [(user, gain)] if trial.ok else []
+            face = color if trial.ok else "none"
+            axes.plot(user, gain, "o", color=color, markerfacecolor=face, markersize=5)
     best = [points[k] for k in pareto_front(points)]
     if best:
         axes.step(*zip(*best, strict=True), where="pre", color="0.4", linewidth=1)

@@ -79,7 +79,7 @@ def test_a_candidates_speeds_are_a_users_and_those_of_all() -> None:
     """10 ms a token and 50 tokens/s, on two GPUs at $7."""
     trial = Trial(1.0, runs=[{"mean_tpot_ms": 10.0, "output_throughput": 50.0}])
     result = SimpleNamespace(trials=[trial], best=None)
-    candidate = SimpleNamespace(result=result, lower_loads=[], resources_at=lambda _: (2, 7.0))
+    candidate = SimpleNamespace(result=result, resources_at=lambda _: (2, 7.0))
     assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 50.0)]  # type: ignore[arg-type]
 
 
