@@ -51,10 +51,8 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
         raise HeadwayError(f"--precision {precision}: no profile of the model on {names} has it")
     live = [offer for offer in offers if not offer.never]
     if not live:
-        speeds = [
-            (one.scenario is not None, one.size * find_gpu(one.gpu).bandwidth) for one in offers
-        ]
-        best = offers[speeds.index(max(speeds))]
+        fitting = [offer for offer in offers if offer.scenario is not None] or offers
+        best = max(fitting, key=lambda one: one.size * find_gpu(one.gpu).bandwidth)
         raise NoAnswerError(f"--buy: nothing can carry it, not even {best.label}: {best.never}")
     runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
     _search(market.quick(), live, runs, market.most)

@@ -22,7 +22,6 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
 REDUCED = "answers of fp8 may differ in quality; the best at the model's own precision"
-LABELS = 4  # candidates that are named of those dropped for one reason
 
 
 def buying_problem(
@@ -178,11 +177,8 @@ def _dropped(offers: Sequence[Offer]) -> Iterator[str]:
             kind = "dearer" if offer.not_tried else offer.never.split(" ", 2)[0]
             alike.setdefault((offer.gpu, kind), []).append(offer)
     for first, *rest in alike.values():
-        likewise = ", ".join(one.label for one in rest[:LABELS])
-        more = f" and {len(rest) - LABELS} more" if len(rest) > LABELS else ""
-        yield f"  not run: {first.label}: {first.not_tried or first.never}" + (
-            f" (likewise {likewise}{more})" if rest else ""
-        )
+        likewise = f" (likewise {len(rest)} more settings of it)" if rest else ""
+        yield f"  not run: {first.label}: {first.not_tried or first.never}{likewise}"
 
 
 def _failed(tried: Sequence[Offer]) -> Iterator[str]:

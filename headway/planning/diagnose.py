@@ -117,16 +117,11 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return {
-            "findings": [*self.findings],
-            "gpus": self.as_it_is.gpus,
-            "dollars_per_hour": self.as_it_is.price,
-            "metrics": dict(self.values),
-            "ranked_by": [*self.ranked_by],
-            "trials": [trial.as_dict() for trial in self.trials],
-            "held": None if self.held is None else asdict(self.held),
-            "verdicts": [*self.verdicts],
-        }
+        own = self.as_it_is.as_dict()
+        found = {name: own[name] for name in ("gpus", "dollars_per_hour", "metrics")}
+        found |= {name: getattr(self, name) for name in ("findings", "ranked_by", "verdicts")}
+        found["trials"] = [trial.as_dict() for trial in self.trials]
+        return found | {"held": None if self.held is None else asdict(self.held)}
 
 
 def better(metric: str) -> int:

@@ -415,15 +415,12 @@ def bounds_of_all(slos: Sequence[Slo]) -> dict[str, float]:
 
     Of levels of all requests. No percentile where `goodput` is a level: its bounds are of each.
     """
-    found = {}
-    by_goodput = any(slo.name == "goodput" for slo in slos)
-    for slo in sorted(slos, key=lambda slo: slo.bound):
-        if slo.latency not in REQUEST_BOUNDS or slo.part:
-            continue
-        if slo.percentile is None:
-            found[f"slo_{slo.latency}_mean_ms"] = slo.bound
-        elif not by_goodput:
-            found[f"slo_{slo.latency}_percentile"] = slo.percentile
+    of_all = [slo for slo in slos if slo.latency in REQUEST_BOUNDS and not slo.part]
+    found = {f"slo_{slo.latency}_mean_ms": slo.bound for slo in of_all if slo.percentile is None}
+    if all(slo.name != "goodput" for slo in slos):
+        for slo in sorted(of_all, key=lambda slo: slo.bound):
+            if slo.percentile is not None:
+                found[f"slo_{slo.latency}_percentile"] = slo.percentile
     return found
 
 
