@@ -21,7 +21,6 @@ from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.results.wake_waits import WakeWaits, wake_waits
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.scenario import Scenario
 
 GAUGES = (
@@ -179,8 +178,8 @@ class ClusterMetrics:
         assert mode is not None
         for name in self._cluster.sleepers:
             spec = self._cores[self._replicas[name][0]]
-            budget = memory_budget(spec.engine, spec.model, spec.gpu)
-            sizes.append(budget.weights * spec.engine.gpus)
+            assert spec.memory is not None
+            sizes.append(spec.memory.weights * spec.engine.gpus)
         kept = mode.replicas * (sum(sizes) - min(sizes)) if mode.level == 1 else 0
         return {**self._wakes.summary(), "host_memory_gb": kept / 1e9}
 

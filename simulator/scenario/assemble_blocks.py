@@ -6,11 +6,10 @@ from simulator.core.request import Copies, Request, Step, Swap
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
-from simulator.models.kv_layout import exports_states, kv_layout, model_groups
+from simulator.models.kv_layout import model_groups
 from simulator.models.modules import FULL
 from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.kv_room import engine_sizes
 from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
 
@@ -139,8 +138,9 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
 
 def _make_states(spec: EngineSpec, caching: bool) -> BlockCounter:
     """Make the blocks of a model with states, the groups of the first layer's kind first."""
-    model, sizes = spec.model, engine_sizes(spec.engine, spec.model)
-    tables = kv_layout(model, sizes).tables
+    model, memory = spec.model, spec.memory
+    assert memory is not None
+    tables = memory.layout.tables
     kinds = [[not one.block_size] * one.number for one in tables]
     first, second = kinds if model.layer_kinds[0] in model.cached_layers else reversed(kinds)
     return BLOCKS["states"](
@@ -149,7 +149,7 @@ def _make_states(spec: EngineSpec, caching: bool) -> BlockCounter:
         caching,
         states=[*first, *second],
         max_model_len=spec.max_model_len,
-        exports=exports_states(model, spec.gpu, spec.release),
+        exports=memory.sizes.exports_states,
         prefix_cache_retention_interval=spec.engine.prefix_cache_retention_interval,
     )
 

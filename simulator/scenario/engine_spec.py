@@ -9,7 +9,7 @@ from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.models.gpus import GIB, Gpu
-from simulator.models.kv_budget import kv_block_bytes
+from simulator.models.kv_budget import MemoryBudget, kv_block_bytes
 from simulator.models.power import Power
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.vllm.rules import Release, Rules
@@ -63,6 +63,7 @@ class EngineSpec:
     cost: CostModel
     release: Release  # of vLLM whose rules it follows
     rules: Rules
+    memory: MemoryBudget | None  # None: it has no KV cache, as it only encodes
     num_gpu_blocks: int
     max_model_len: int  # tokens
     policy: type

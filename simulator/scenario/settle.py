@@ -83,7 +83,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     `runs=False`: no step of it will run, so what its steps cost is not settled; None, too.
     """
     engine, folder = own.engine, own.folder
-    policy = gpu = model = blocks = cost = None
+    policy = gpu = model = blocks = cost = budget = None
     with attempt(FIELD, ""):
         policy, arguments, order = find_policy(engine, folder)
     with attempt("gpu", "gpu.name"):
@@ -137,6 +137,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         engine=engine,
         model=model,
         gpu=gpu,
+        memory=budget,
         power=power,
         carbon_intensity=own.gpu.carbon_intensity,
         cost=cost,

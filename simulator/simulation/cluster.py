@@ -27,7 +27,6 @@ from simulator.results.request_table import Attempts
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
@@ -206,7 +205,7 @@ def connect_client(
     if cluster.scalers:
         budget = None
         if cluster.max_gpu_budget is not None:
-            sizes = {name: scenario.of_group(name).engine.gpus for name in cluster.groups}
+            sizes = {name: scenario.specs[name].engine.gpus for name in cluster.groups}
             gpus = [sizes[target.group] for target in fleet.targets]
             budget = GpuBudget(life, cluster.max_gpu_budget, gpus, cluster.switch_delay)
         scalers = [
@@ -235,11 +234,11 @@ def _share_gpus(life: Lifecycle, scenario: Scenario, block: SleepModeConfig) -> 
     assert scenario.cluster is not None
     servers, times = {}, {}
     for name in scenario.cluster.sleepers:
-        own = scenario.of_group(name)
-        weights = memory_budget(own.engine, own.specs[""].model, own.specs[""].gpu).weights
-        times[name] = SleepTimes.of(block, weights, own.engine.gpus)
-        same = [target for target in life.fleet.targets if target.group == name]
-        servers[str(own.model)] = same
+        spec = scenario.specs[name]
+        assert spec.memory is not None
+        times[name] = SleepTimes.of(block, spec.memory.weights, spec.engine.gpus)
+        model = str(scenario.cluster.groups[name].model or scenario.model)
+        servers[model] = [target for target in life.fleet.targets if target.group == name]
     SleepMode(life, block, servers, times)
 
 

@@ -115,6 +115,7 @@ def summarize(
         engine=scenario.engine,
         model=model,
         gpu=gpu,
+        memory=None,
         cost=LinearCost(base=1.0),
         power=gpu_power(given.idle, given.max, gpu.max_power),
         carbon_intensity=scenario.gpu.carbon_intensity,
