@@ -111,7 +111,8 @@ def served(folder: Path) -> Iterator[tuple[str, Path]]:
 def compare(name: str, url: str, requests: int, *, of: str = "mean", **found: float) -> None:
     """Hold a client's figures, ms, against the simulation of the requests that it has sent.
 
-    TTFT is told alone: it has the client's own time, and the machine's.
+    TTFT is told alone: it has the client's own time, and the machine's. Where times differ and the
+    server itself was late, the test is skipped, and says so: nothing was measured.
     """
     report = get(f"{url}/report")
     assert report["completed"] == requests
@@ -120,6 +121,10 @@ def compare(name: str, url: str, requests: int, *, of: str = "mean", **found: fl
     pairs = (f"{key.upper()} {found[key]:.2f} ms, simulated {ours[key]:.2f}" for key in found)
     late = report["served"]["late_ms"]["p99"]
     print(f"\n{name}: {'; '.join(pairs)}; answers late by {late:.1f} ms (P99)")
-    if "tpot" in found:
-        assert found["tpot"] == pytest.approx(ours["tpot"], rel=TPOT)
-    assert found["e2el"] == pytest.approx(ours["e2el"], rel=E2EL)
+    most = {"tpot": TPOT, "e2el": E2EL}
+    apart = [k for k in most if k in found and found[k] != pytest.approx(ours[k], rel=most[k])]
+    if apart and not report["served"]["on_time"]:
+        pytest.skip(
+            f"{name}: counts agree, but this machine is busy: answers are {late:.1f} ms late"
+        )
+    assert not apart

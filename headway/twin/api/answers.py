@@ -61,18 +61,11 @@ class Answer:
         self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
         self.head |= {"created": int(time.time()), "model": model}
         self._is_plain = wanted.logprobs is None and not wanted.continuous_usage
-        self._around: dict[int, list[bytes]] = {}  # a text that needs no escapes, by choice
-        self._frames: dict[tuple[int, int], bytes] = {}  # before a word, by choice and length
+        self._frames: dict[tuple[int, int], list[bytes]] = {}  # of a word, by choice and length
 
     def frame(self, choice: Choice) -> bytes:
         """Return the chunk of a token whose text is @@."""
         return self._chunk(choice, self.delta("@@"), None, 0)
-
-    def around(self, choice: Choice) -> list[bytes]:
-        """Return what is before and behind the text of a choice's chunk."""
-        if choice.index not in self._around:  # a request's id may have an @@, too
-            self._around[choice.index] = self.frame(choice).rsplit(b"@@", 1)
-        return self._around[choice.index]
 
     def start(self) -> bytes:
         """Return what comes before all tokens, at once."""
@@ -131,12 +124,13 @@ class Answer:
         if new > 1 or count == 1 or not self._is_word(choice, count - 1, count):
             data = self.chunk(choice, new, count)
             return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        said, (before, after) = choice.said, self.around(choice)
+        said = choice.said
         word = said.words[(said.offset + count - 1) % len(said.words)].encode()
         if (frame := self._frames.get((choice.index, len(word)))) is None:
-            frame = b"%x\r\n%b" % (len(before) + len(word) + len(after), before)
-            self._frames[choice.index, len(word)] = frame
-        return b"%b%b%b\r\n" % (frame, word, after)
+            data = self.frame(choice)
+            whole = b"%x\r\n%b\r\n" % (len(data) - len(b"@@") + len(word), data)
+            frame = self._frames[choice.index, len(word)] = whole.rsplit(b"@@", 1)
+        return word.join(frame)  # a request's id may have an @@, too
 
     def reason(self, choice: Choice) -> str:
         """Return why a choice ends, in the client's words."""

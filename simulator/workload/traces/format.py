@@ -56,8 +56,10 @@ class Table:
     """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is
     when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
-    ledger: Ledger | None = None
-    rows: Ints | None = None  # of these requests among all that the file has
+    ledger: Ledger = field(default_factory=Ledger)
+    rows: Ints = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # of these requests among all that the file has
 
     def take(self, rows: Ints) -> "Table":
         """Return some requests, in this order; `after` and `lost` stay as they are."""

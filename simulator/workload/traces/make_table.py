@@ -189,7 +189,6 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
 
 def _add_notes(table: Table, columns: Columns) -> None:
     """Tell of what changes the load, and cannot be simulated."""
-    assert table.ledger is not None
     names = table.ledger.name_of
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
         count = sum(is_told(field, word) for word in columns[field])
@@ -235,6 +234,7 @@ def _rows(columns: Columns, units: Mapping[str, float]) -> Table:
         waited = np.nan_to_num(columns["client_queue"]) * per_second
         fine = arrival.dtype == np.int64 and per_second > 1
         arrival = arrival + (np.rint(waited).astype(np.int64) if fine else waited)
+    told["rows"] = np.arange(size)
     table = Table(arrival, per_second, columns["prompt"], columns["output"], **told)
     timed = {*SPANS, "first", "end"} - {"client_queue", "cancel_after"}
     if (timed | {"conversation", "prompt_id"}) & columns.keys():

@@ -126,21 +126,21 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
         raise HeadwayError(wrong)
 
 
-def warn_of_losses(path: Path, failed: int, ledger: Ledger | None) -> None:
+def warn_of_losses(path: Path, failed: int, ledger: Ledger) -> None:
     """Say how many requests are left out, and what of the file is not simulated."""
     if failed:
         some = "1 request" if failed == 1 else f"{failed} requests"
         which = "failed when recorded, or without output tokens"
         text = f"{path}: {some} left out: {which}"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
-    for text in ledger.warnings() if ledger else ():
+    for text in ledger.warnings():
         warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
 
 
-def warn_of_trace(path: Path, failed: int, ledger: Ledger | None) -> None:
+def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
     """Say that, and what the file of a run of Headway's does not tell, by its scenario beside."""
     warn_of_losses(path, failed, ledger)
-    if ledger is None or "decode_slowed_time" not in ledger.idle:
+    if "decode_slowed_time" not in ledger.idle:
         return
     if path.name.startswith("part-"):
         text = f"{path}: what prompts share, clients and models are not in tables of --tables-in"

@@ -76,8 +76,7 @@ def read_pieces(
         with piece.alone():
             table, _ = read_table(path, name, given, option)
         failed += table.failed
-        if table.ledger is not None:
-            ledger.add(table.ledger)
+        ledger.add(table.ledger)
         if not len(table.time):
             continue
         units = units or table.per_second

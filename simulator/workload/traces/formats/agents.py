@@ -77,7 +77,6 @@ class Recording:
     def settle(self) -> None:
         """Read what all calls tell; those without an answer are left out."""
         table = self.table = self.records.table()
-        assert table.rows is not None
         self.calls = [self.calls[row] for row in table.rows.tolist()]
         first = np.nanmin(table.time) if not np.isnan(table.time).all() else 0
         times = (table.time - first) / table.per_second

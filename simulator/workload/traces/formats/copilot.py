@@ -37,7 +37,6 @@ def read_copilot(path: Path, form: Format, lanes: int | None = None) -> Table:
     _share(found.calls)
     table = found.linked(lanes)
     if cancelled:
-        assert table.ledger is not None
         told = "result: requests that were cancelled, and are played to their end"
         table.ledger.note(told, cancelled)
     return table

@@ -78,8 +78,6 @@ def read_mooncake(
     if time_unit is not None:
         records.sources["arrival"] = source("timestamp", "", unit=time_unit)
     table = records.table()
-    assert table.rows is not None
-    assert table.ledger is not None
     if fractions and time_unit is None and form.columns["arrival"].per_second == 1e3:
         table.ledger.note("timestamp: has fractions, and counts ms: time_unit: s, if it counts s")
     turns = [told[row] for row in table.rows.tolist()]
@@ -186,7 +184,6 @@ def read_llmservingsim(path: Path, form: Format, hash_block_size: int | None = N
             records.add(row.line, row.values)
     blocks.add_summary(problems)
     table = records.table()
-    assert table.rows is not None
     segments = [
         blocks.with_tail(told[row], prompt, row)
         for row, prompt in zip(table.rows.tolist(), table.prompt.tolist(), strict=True)

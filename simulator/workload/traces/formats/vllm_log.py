@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import lines
 from simulator.workload.traces.fields import parse_date
@@ -15,15 +14,14 @@ from simulator.workload.traces.json_lines import HashBlocks
 from simulator.workload.traces.records import Records
 
 STAMP = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ([01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)\b")
-EVENT = re.compile(
-    r"(?:(Received|Aborted) request|Request|Generated response) (\S+?)"
-    r"(?: details| \(streaming complete\))?[:.](?: |$)"
-)
-IDS = re.compile(r"(prompt|output)[_ ]token[_ ]ids: \[([\d, ]*)\]")
+EVENT = re.compile(r"(?:(Received|Aborted) request|Request|Generated response) (\S+?)[:.]?(?: |$)")
+IDS = re.compile(r"(prompt|output)[_ ]token[_ ]ids: \[(\d[\d, ]*)\]")
 KNOB = re.compile(r"\b(n|max_tokens)=(\d+)")
 LORA = re.compile(r"lora_name='([^']*)'")
 BLOCK = 16  # tokens of a prompt that have a name together
-HALF_A_YEAR = 180 * 86_400_000_000  # us
+YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
+NOT_LOGGED = """not logged, as from 0.11 on without VLLM_LOGGING_LEVEL=DEBUG: take that log, \
+spans (--otlp-traces-endpoint) or a proxy's log"""
 
 
 def is_vllm(head: Head) -> bool:
@@ -37,70 +35,60 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     An answer is as long as `--enable-log-outputs` says, else as its `max_tokens` allows: a bound,
     which the ledger tells. HeadwayError where the tokens of prompts are not logged.
     """
-    records, blocks = Records(Problems(path), form), HashBlocks(BLOCK)
-    found = _logged(path)
-    for name, row in found.items():
-        if not row.get("prompt") and "aborted" not in row:
-            why = (
-                "not logged, as from 0.11 on without VLLM_LOGGING_LEVEL=DEBUG: take that log, "
-                "spans (--otlp-traces-endpoint) or a proxy's log"
-            )
-            raise HeadwayError(f"{path}:{row['line']}: prompt_token_ids: {name}: {why}")
-        row |= {
-            f"{kind}_token_ids": len(row.get(kind, ())) or None for kind in ("prompt", "output")
-        }
-        row["limit"] = row.get("max_tokens")
-        if row["limit"] is not None:
-            row["max_tokens"] = row["limit"] * row.get("n", 1)  # of all answers together
-        records.add(row["line"], {key: row.get(key) for key in form.used})
-    table, every = records.table(), [*found.values()]
-    assert table.rows is not None
-    assert table.ledger is not None
-    kept = [(k, every[k]) for k in table.rows.tolist()]
-    table.segments = [_named(blocks, row["prompt"], k) for k, row in kept]
-    if unknown := sum("output" not in row for _, row in kept):
-        told = "answers that are not logged, and are taken as long as it allows"
-        table.ledger.note(f"max_tokens: {told}", unknown)
+    records, every = Records(Problems(path), form), [*_logged(path).values()]
+    for row in every:
+        if not row["prompt"] and "aborted" not in row:
+            raise HeadwayError(f"{path}:{row['line']}: prompt_token_ids: {row['id']}: {NOT_LOGGED}")
+        told = {f"{kind}_token_ids": len(row[kind]) or None for kind in ("prompt", "output")}
+        if "max_tokens" in row:  # of all answers together
+            told |= {"limit": row["max_tokens"], "max_tokens": row["max_tokens"] * row.get("n", 1)}
+        records.add(row["line"], {key: (row | told).get(key) for key in form.used})
+    table = records.table()
+    blocks, kept = HashBlocks(BLOCK), [every[k] for k in table.rows.tolist()]
+    table.segments = []
+    for k, ids in enumerate(row["prompt"] for row in kept):
+        names = [" ".join(ids[at : at + BLOCK]) for at in range(0, len(ids) - BLOCK + 1, BLOCK)]
+        segments = blocks.with_tail(names, len(ids), k)
+        table.segments.append(segments or ((("tail", k), len(ids)),))
+    if unknown := sum(not row["output"] for row in kept):
+        told_of = "max_tokens: answers that are not logged, and are taken as long as it allows"
+        table.ledger.note(told_of, unknown)
     longest = int(table.prompt.max(initial=0))
     if (cut := int((table.prompt == longest).sum())) > max(len(kept) // 4, 2):
-        told = (
-            f"{cut} prompts of {longest} tokens, and none is longer: does --max-log-len cut them?"
-        )
-        table.ledger.note(f"prompt_token_ids: {told}")
+        what = f"{cut} prompts of {longest} tokens, and none is longer"
+        table.ledger.note(f"prompt_token_ids: {what}: does --max-log-len cut them?")
     return table
 
 
 def _logged(path: Path) -> dict[str, dict[str, Any]]:
     """Return what is logged of each request, by its name: times in us, lists of tokens."""
     found: dict[str, dict[str, Any]] = {}
-    year, last = 2000, 0
+    passed = last = 0
     for number, line in lines(path):
         event, stamp = EVENT.search(line), STAMP.search(line)
         if event is None or stamp is None:
             continue
         kind, name = event.groups()
-        text = line[event.end() :].rpartition("SamplingParams(")[2]  # a prompt may say anything
         if kind == "Received":
             date = DATE.search(line[: event.start()])  # of what wraps the log
-            when = parse_date(date[0].replace(",", ".") if date else f"{year}-{stamp[1]}")
-            if when < last - HALF_A_YEAR:  # the log's clock has no year
-                year += 1
-                when = parse_date(f"{year}-{stamp[1]}")
-            last, lora = when, LORA.search(text)
-            knobs = {key: int(value) for key, value in reversed(KNOB.findall(text))}
-            found[name] = {"line": number, "time": when, "lora_name": lora and lora[1], **knobs}
+            when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}") + passed
+            years = int(when < last - YEAR // 2)
+            passed, last = passed + years * YEAR, when + years * YEAR
+            text = line[event.end() :].rpartition("SamplingParams(")[2]  # a prompt may say anything
+            lora, knobs = LORA.search(text), reversed(KNOB.findall(text))
+            row = found[name] = {
+                "id": name,
+                "line": number,
+                "time": last,
+                "prompt": [],
+                "output": [],
+            }
+            row |= {"lora_name": lora and lora[1], **{key: int(value) for key, value in knobs}}
         elif name in found and kind:
             found[name]["aborted"] = "aborted"
         if name in found:
-            ids = {which: text.replace(",", " ").split() for which, text in IDS.findall(text)}
-            found[name] |= {which: tokens for which, tokens in ids.items() if tokens}
+            ids = IDS.findall(line[event.end() :].rpartition("SamplingParams(")[2])
+            found[name] |= {which: text.replace(",", " ").split() for which, text in ids}
     if not found:
         raise HeadwayError(f"{path}:1: format: {next(iter(NO_REQUESTS.values()))}")
     return found
-
-
-def _named(blocks: HashBlocks, ids: list[str], row: int) -> Segments | None:
-    """Name the blocks of a prompt by their tokens; the rest is request `row`'s own."""
-    whole = range(0, len(ids) - BLOCK + 1, BLOCK)
-    named = blocks.with_tail([" ".join(ids[k : k + BLOCK]) for k in whole], len(ids), row)
-    return named or ((("tail", row), len(ids)),)
