@@ -149,6 +149,13 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
     `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `reading` is as in `read_trace`.
     """
+    groups = scenario.specs.values()
+    kinds = {(one.model.name, one.gpu.name, one.engine.tensor_parallel_size) for one in groups}
+    if len(kinds) > 1:
+        raise HeadwayError(
+            "cluster.groups: several models, GPUs or sizes, each with a cost of its own: calibrate "
+            "a scenario of one group by the requests of that group"
+        )
     requests = read_requests(path, **reading)
     if len(requests) < FEWEST:
         raise HeadwayError(

@@ -357,3 +357,12 @@ def test_a_pipeline_has_no_terms_to_fit(tmp_path):
     path.write_text(f"arrival_s,prompt_tokens,output_tokens,ttft_s,tpot_s\n{rows}")
     with pytest.raises(HeadwayError, match="has no terms to fit: it is of a pipeline"):
         read_log(path, load_scenario(raw))
+
+
+def test_one_cost_is_not_fitted_to_several_models(write, tmp_path):
+    """Each group has a cost of its own, and a fit would put one in the place of all."""
+    groups = "cluster: {groups: {a: {replicas: 1}, b: {replicas: 1, model: qwen3-8b}}}"
+    text = f"model: llama-3.1-8b\ngpu: {{name: A100-80GB}}\n{groups}\n"
+    load = "workload: {request_rate: 4, models: {llama-3.1-8b: 2, qwen3-8b: 1}}\n"
+    with pytest.raises(HeadwayError, match=r"cluster\.groups: several models, GPUs or sizes"):
+        read_log(tmp_path / "any.csv", load_scenario(write(text + load)))
