@@ -86,12 +86,10 @@ class Held:
     def __str__(self) -> str:
         """Write it as one line."""
         unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
-        low_high = ""
-        if self.interval is not None:
-            low_high = " (95 %: {:.4g} to {:.4g})".format(*self.interval)
+        ends = " (95 %: {:.4g} to {:.4g})".format(*self.interval) if self.interval else ""
         return (
             f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
-            f"{low_high} that this carries with {' and '.join(self.slo)}."
+            f"{ends} that this carries with {' and '.join(self.slo)}."
         )
 
 
@@ -398,13 +396,8 @@ def _narrows(advice: Mapping[str, Any]) -> bool:
 
 
 def _change(key: str, before: MetricValues, after: MetricValues) -> str:
-    """Say how a metric changes: `request goodput (req/s) falls 5.04 -> 2.31`."""
-    label = _label(key)
-    label = label if label.startswith("P9") else label[0].lower() + label[1:]
-    name, _, unit = label.partition(" (")
-    verb = "falls" if after[key] < before[key] else "rises"
-    numbers = f"{_number(before, key)} -> {_number(after, key)}"
-    return f"{name} {verb} {numbers} {unit.removesuffix(')')}"
+    """Say how a metric changes: `Request goodput (req/s) 5.04 -> 2.31`."""
+    return f"{_label(key)} {_number(before, key)} -> {_number(after, key)}"
 
 
 def _label(metric: str) -> str:

@@ -230,10 +230,10 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
 def scale_sooner(
     problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs
 ) -> list[Candidate]:
-    """Try other targets and metrics until one holds, where replicas come too late by need.
+    """Try other targets, metrics and least replicas until one holds, where they come too late.
 
     Only where a fixed number holds, and none of these keys is varied. A queue says nothing of the
-    time between tokens as long as there are seats.
+    time between tokens as long as there are seats. The least replicas stay below the fixed number.
     """
     held = [one for one in candidates if one.result.best is not None]
     late = [one for one in candidates if scales(one.scenario) and one.result.trials]
@@ -244,23 +244,29 @@ def scale_sooner(
     block = scenario.cluster.autoscaling if scenario and scenario.cluster else None
     if scenario is None or block is None:  # of groups each has its own
         return []
-    own = [block.target / k for k in (2, 4, 8)]
-    if block.metric == "slo_attainment":
-        own = [(1.0 + block.target) / 2]
+    upward = block.metric == "slo_attainment"
+    own = [(1.0 + block.target) / 2] if upward else [block.target / k for k in (2, 4, 8)]
     others = {name: values for name, values in TARGETS.items() if name != block.metric}
+    if why.endswith(("tpot_ms", "itl_ms")):
+        others.pop("queue_depth", None)
+    if not default_levels(scenario.goodput):
+        others.pop("slo_attainment", None)
+    settings = [
+        {f"{AUTOSCALING}.metric": metric, f"{AUTOSCALING}.target": f"{target:g}"}
+        for metric, values in [(block.metric, own), *others.items()]
+        for target in values
+    ]
+    settings += [
+        {f"{AUTOSCALING}.min_replicas": f"{least}", REPLICAS: f"{least}"}
+        for least in range(block.min_replicas + 1, int(min(one.best.at for one in held)))
+    ]
     tried: list[Candidate] = []
-    for metric, values in [(block.metric, own), *others.items()]:
-        if metric == "queue_depth" and why.endswith(("tpot_ms", "itl_ms")):
-            continue
-        if metric == "slo_attainment" and not default_levels(scenario.goodput):
-            continue
-        for target in values:
-            keys = {f"{AUTOSCALING}.metric": metric, f"{AUTOSCALING}.target": f"{target:g}"}
-            given = late[0].varied | keys, problem.overrides, problem.seed, Candidate
-            tried.append(load_point(problem.path, *given))
-            search_all(problem, tried[-1:], runs, [*candidates, *tried])
-            if tried[-1].result.best is not None:
-                return tried
+    for keys in settings:
+        given = late[0].varied | keys, problem.overrides, problem.seed, Candidate
+        tried.append(load_point(problem.path, *given))
+        search_all(problem, tried[-1:], runs, [*candidates, *tried])
+        if tried[-1].result.best is not None:
+            break
     return tried
 
 

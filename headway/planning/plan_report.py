@@ -35,9 +35,6 @@ COLUMNS = {
     "dollars_per_million_output_tokens": "$/Mtok",
     "power_w": "W",
     "joules_per_output_token": "J/tok",
-    "kg_co2_per_million_output_tokens": "kgCO2e/Mtok",
-    "tokens_per_s_per_gpu": "tok/s/GPU",
-    "tokens_per_s_per_user": "tok/s/user",
 }
 BY_DAY = {"dollars_per_day": "$/day"} | COLUMNS
 GREY = "0.6"

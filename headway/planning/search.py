@@ -28,6 +28,8 @@ class PlannedRun(NamedTuple):
 
 Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 
+SURE = 0.6  # of half an interval of 99.5 %: with 95 % a mean lies no further to one side
+LONG = 4  # times as long as those that decide are the runs that the largest rate has to hold
 STEPS = 8  # away from the first place, before a search gives up
 FIRST_STEP = 1.25  # from the first rate to the second
 LARGEST_STEP = 4.0
@@ -95,7 +97,9 @@ def _mean_warmup(trial: Trial) -> float | None:
 def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = None) -> Search:
     """Search the largest rate that holds: ever larger steps from `start`, then bisection.
 
-    It ends when the lowest rate that fails is within the tolerance of the highest that holds.
+    It ends when the lowest rate that fails is within the tolerance of the highest that holds. That
+    has to hold in runs that are `LONG` times as long, or the answer is less: near saturation queues
+    grow by chance that short runs do not see.
     """
 
     def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
@@ -119,6 +123,19 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
                 trial = Trial(at, criteria.first_seconds)
                 counts = sorted({1, criteria.replications})
                 trials.append((yield from look(trial, criteria, counts)))
+    seconds = None if result.best is None else result.best.seconds
+    longer = min(LONG * (seconds or 0.0), criteria.max_seconds)
+    at = start if result.best is None else result.best.at
+    for step in range(1, STEPS if criteria.replications > 1 and longer > (seconds or inf) else 1):
+        trial = Trial(at, longer)
+        trials.append((yield from look(trial, criteria, [criteria.replications])))
+        _, mean, high = trial.strain
+        if trial.ok and mean + SURE * (high - mean) <= 0:
+            trial.superseded = trial.settled = True  # the interval is that of runs alike
+            return SearchResult(trial, trials, result.beyond)
+        if not trial.ok:
+            result.beyond = trial
+        at = rounded(at / (1.0 + criteria.tolerance / 2) ** step)
     return result
 
 

@@ -147,8 +147,8 @@ def test_a_bad_trade_is_told_and_comes_last() -> None:
     *_, told, last = table(found).splitlines()
     before, after = (f"{run['request_goodput']:.3g}" for run in (found.values, trial.values))
     assert told == (
-        "lower engine.max_num_batched_tokens from 512 to 256: a bad trade: request goodput falls "
-        f"{before} -> {after} req/s"
+        "lower engine.max_num_batched_tokens from 512 to 256: a bad trade: Request goodput "
+        f"(req/s) {before} -> {after}"
     )
     assert last == "No advice makes it better: leave the keys as they are."
     assert "% of the requests keep the bound on TPOT." in found.findings[0]["text"]
