@@ -54,15 +54,12 @@ def write_measured(
     files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()
     if engine is not None:
         files["runs.csv"] = encode_csv([_run(found, workload, good, *engine)])
-    if len(good) < len(found.requests):
-        wrong: list[dict[str, object]] = [
-            {
-                "sent_s": f"{one.sent - start:.6f}" if one.sent == one.sent else "",
-                "error": one.error,
-            }
-            for one in found.requests
-            if one.error
-        ]
+    wrong: list[dict[str, object]] = []
+    for one in found.requests:
+        if one.error:
+            sent_s = f"{one.sent - start:.6f}" if one.sent == one.sent else ""
+            wrong.append({"sent_s": sent_s, "error": one.error})
+    if wrong:
         files["errors.csv"] = encode_csv(wrong)
     if found.gauges:
         names = ("time_s", *GAUGES)

@@ -41,12 +41,10 @@ class Sound(BaseModel):
 
 
 CONTENTS: dict[str, type[BaseModel]] = {
-    kind: create_model(kind, **{kind: (content, ...)})  # type: ignore[call-overload]
-    for kind, content in (
-        *(("image_url", Url), ("audio_url", Url), ("video_url", Url)),
-        ("input_audio", Sound),
-    )
+    kind: create_model(kind, **{kind: (Url, ...)})  # type: ignore[call-overload]
+    for kind in ("image_url", "audio_url", "video_url")
 }
+CONTENTS["input_audio"] = create_model("input_audio", input_audio=(Sound, ...))
 """What a part must have that has a type, and no uuid."""
 Found = list[tuple[Media, int]]
 """Images and clips of a chat, with their tokens."""

@@ -1,12 +1,11 @@
 """OpenAI's words for requests, as vLLM's server has them (0.33)."""
 
-import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from math import inf
 from typing import Any
 
 from headway.twin.api.bodies import (
@@ -32,8 +31,7 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
-RANGE_ROWS = Path(__file__).with_name("ranges.csv").read_text("utf-8").splitlines()
-RANGES = [*csv.DictReader(RANGE_ROWS)]
+RANGES: list[dict[str, Any]] = table("ranges")
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 LOGPROBS = {
@@ -273,9 +271,9 @@ def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
     given: dict[str, Any] = {**asked.__dict__, "max_tokens": limit}
     for row in RANGES:
         key, value = row["key"], given[row["key"]]
-        if value is not None and not float(row["least"]) <= value <= float(row["most"]):
-            words = row["below"] if row["below"] and value <= 0 else row["words"]
-            if row["named"]:
+        if value is not None and not row["least"] <= value <= row.get("most", inf):
+            words = row.get("below", row["words"]) if value <= 0 else row["words"]
+            if "named" in row:
                 raise BadRequestError.of("range, named", key=key, words=words, value=value)
             raise BadRequestError.of("range", key=key, words=words, got=value)
     n, least = asked.n or 1, asked.min_tokens

@@ -20,6 +20,7 @@ FORMATS = table("formats")
 WRONG = (TypeError, LookupError, AttributeError, ArithmeticError, ValueError, StopIteration)
 
 
+FIXED = {"boolean": True, "null": None}
 KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
@@ -73,7 +74,7 @@ class _Values:
             kind = next((one for one in kind if one != "null"), "null")
         if kind not in KINDS:
             raise NoSchemaError(f"type must be one of {', '.join(KINDS)}; got {str(kind)[:40]!r}")
-        return getattr(self, f"_{kind}")(schema, depth + 1)
+        return FIXED[kind] if kind in FIXED else getattr(self, f"_{kind}")(schema, depth + 1)
 
     def _first(self, options: list[Any], rest: Mapping[str, Any], depth: int) -> Any:
         """Return a value of the first option that has one."""
@@ -116,9 +117,3 @@ class _Values:
         return next(one for one in tried if all(within(one, bound) for within, bound in limits))
 
     _integer = _number
-
-    def _boolean(self, *_: object) -> bool:
-        return True
-
-    def _null(self, *_: object) -> None:
-        return None

@@ -5,8 +5,9 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from headway.twin.api.tables import table
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 WORDS = 1000  # that answers are made of
 SPECIAL = ["<s>", "</s>"]
-CONFIGS = Path(__file__).with_name("trained_tokenizer.json")
+CONFIGS: dict[str, dict[str, Any]] = table("trained_tokenizer")
 """The files beside the tokenizer.json of one that is trained."""
 TRIAL = 64  # words of a text that must come out as so many tokens
 
@@ -118,11 +119,9 @@ def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
     tokenizer.train(sources, trainer)
     count: int = tokenizer.get_vocab_size()
     files = {"tokenizer.json": tokenizer.to_str().encode()}
-    for name, keys in json.loads(CONFIGS.read_text("utf-8")).items():
-        if name == "config.json":
-            if (folder / name).exists():
-                continue
-            keys["vocab_size"] = count
-        files[name] = json.dumps(keys, indent=2).encode()
+    sized = {**CONFIGS, "config.json": CONFIGS["config.json"] | {"vocab_size": count}}
+    for name, keys in sized.items():
+        if name != "config.json" or not (folder / name).exists():
+            files[name] = json.dumps(keys, indent=2).encode()
     write_together(folder, files)
     return count, [*files]
