@@ -43,6 +43,7 @@ OTHER_NAMES = {
 }
 """What vLLM for short, SGLang and TensorRT-LLM call keys of an engine; its release."""
 LENGTHS = ("max_model_len", "max_num_batched_tokens")
+WINDOWS = "disable_hybrid_kv_cache_manager"
 MOST_GIB = 1024  # of a GPU
 
 
@@ -182,6 +183,7 @@ def read_budget(
     from simulator.models.gpus import GIB, find_gpu
     from simulator.models.kv_budget import estimate
     from simulator.models.load import load_model
+    from simulator.scenario.engine_defaults import not_simulated
     from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
     from simulator.scenario.settle import beyond_positions
@@ -195,7 +197,13 @@ def read_budget(
             what = f"must be at most {MOST_GIB:,}: GiB, not MiB"
             raise HeadwayError(f"--gpu-memory-gib {gib:g}: {what}")
         gpu = gpu._replace(memory=int(gib * GIB))
-    budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
+    sizes = engine_sizes(scenario.engine, model)
+    own = not_simulated(scenario.engine, scenario.known_model)  # that the server has
+    if "enable_prefix_caching" in own and not scenario.says("engine.enable_prefix_caching"):
+        sizes = sizes._replace(enable_prefix_caching=True)
+    if WINDOWS in own and not scenario.says(f"engine.{WINDOWS}"):
+        sizes = sizes._replace(hybrid=True)
+    budget = estimate(model, gpu, sizes)
     if beyond := beyond_positions(model, budget.max_model_len):
         warnings.warn(beyond, HeadwayWarning, stacklevel=2)
     if not budget.refusal:

@@ -18,6 +18,7 @@ from simulator.models.config_parts import (
     read_latent,
     read_linear,
     read_rope,
+    read_rotary,
     read_window,
 )
 from simulator.models.dtypes import BYTES
@@ -205,6 +206,7 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
         sizes["head_dim"], over = divmod(sizes["hidden_size"], max(heads, 1))
         if over and "latent_attention" not in raw:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
+    sizes["rotary_dim"] = sizes["rotary_dim"] or read_rotary(raw, sizes["head_dim"])
     _set_experts(raw, sizes)
     kinds = read_kinds(raw, layers)
     window = read_window(raw, kinds)

@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "signed": (lambda n: _whole(n, MOST, -1), "a whole number"),
     "pattern": (lambda n: _whole(n) or _text(n), "a whole number"),
     "number": (lambda n: type(n) in (int, float) and 0 < n < inf, "a positive number"),
+    "share": (lambda n: type(n) in (int, float) and 0 < n <= 1, "above 0 and at most 1"),
     "flag": (lambda flag: isinstance(flag, bool), "true or false"),
     "text": (_text, "a text"),
     "names": (lambda names: _list(names, _text), "a list of names"),

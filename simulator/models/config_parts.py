@@ -111,9 +111,20 @@ def read_window(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> int:
     return window if window < raw["max_position_embeddings"] else 0
 
 
+def rope_block(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the block of rotary embeddings; {}: there is none."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
+def read_rotary(raw: Mapping[str, Any], head_dim: int) -> int:
+    """Return how many numbers of a head are turned; 0: all."""
+    share = rope_block(raw).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
+    return int(head_dim * (share or 0))
+
+
 def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Return theta and scaling; newer files hold both in `rope_parameters`."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scaling = rope_block(raw)
     theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":

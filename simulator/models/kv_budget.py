@@ -5,7 +5,7 @@ largest batch once to see how high the activations rise, from 0.21 on captures s
 see what they take, and gives the rest to the KV cache (`kv_layout.py`). Weights and cache follow
 from config.json; the rest is estimated here:
 
-- the layers' peak: for each of `max_num_batched_tokens` tokens two hidden states and the MLP's
+- the layers' peak: for each of `max_num_batched_tokens` tokens hidden states and the MLP's
   gate, up and product (with experts: per chosen expert, and what it gives back), 2 bytes each;
 - the sampler's peak: bytes for each logit of `max_num_seqs` rows of the vocabulary. Layers and
   sampler do not peak together, so the larger counts;
@@ -41,6 +41,7 @@ DRAFT_MODEL = (
     "shipped model or the path of a config.json"
 )
 LEFT_OVER = "left over"
+PEERS = 3  # other GPUs of a group whose buffers count
 
 
 class MemoryBudget(NamedTuple):
@@ -272,7 +273,7 @@ def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
     if model.num_experts:
         inner = (model.num_experts_per_tok + model.num_shared_experts) * (inner + hidden)
         inner = max(inner, 3 * model.dense_intermediate_size / gpus)
-    return int(sizes.max_num_batched_tokens * (2 * hidden + inner) * HALF)
+    return int(sizes.max_num_batched_tokens * (sizes.term("hidden") * hidden + inner) * HALF)
 
 
 def _sampler_peak(model: ModelSpec, sizes: EngineSizes) -> int:
@@ -357,9 +358,11 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
 
 def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     """Bytes of libraries; under SGLang what is not free before it loads."""
-    linked = sizes.tensor_parallel_size > 1 and gpu.link_bandwidth > NVLINK
-    own = sizes.trtllm * sizes.term("trtllm")
-    return sizes.term("context") + linked * sizes.term("nvlink") + own
+    own = sizes.term("context") + sizes.trtllm * sizes.term("trtllm")
+    peers = sizes.tensor_parallel_size - 1
+    if peers and gpu.link_bandwidth > NVLINK:
+        own += sizes.term("nvlink") + min(peers, PEERS) * sizes.term("peer")
+    return own
 
 
 def _stage_budget(

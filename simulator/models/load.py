@@ -48,8 +48,34 @@ def shipped_models() -> list[str]:
 @cache
 def _hub_names() -> dict[str, str]:
     """Return the shipped model of each listed name of the hub, in lower case."""
-    rows = csv.DictReader((MODELS.parent / "hub_names.csv").read_text("utf-8").splitlines())
-    return {row["hub"].lower(): row["model"] for row in rows}
+    return {row["hub"].lower(): row["model"] for row in _hub_rows()}
+
+
+@cache
+def _hub_rows() -> list[dict[str, str]]:
+    return [*csv.DictReader((MODELS.parent / "hub_names.csv").read_text("utf-8").splitlines())]
+
+
+@cache
+def _positions() -> dict[str, int]:
+    """Return the most tokens of a request by listed names of which it is not the shipped model's.
+
+    The names are without maker and precision.
+    """
+    key = "max_position_embeddings"
+    return {_plain(row["hub"]): int(row[key]) for row in _hub_rows() if row[key]}
+
+
+@cache
+def _under(name: str, model: ModelSpec) -> ModelSpec:
+    """Return a model as a name of the hub has it: with its own longest requests."""
+    longest = _positions().get(_plain(name), model.max_position_embeddings)
+    return replace(model, max_position_embeddings=longest)
+
+
+def _plain(name: str) -> str:
+    """Return the words of a name that say no precision."""
+    return "-".join(word for word in _words(name) if not PRECISION.fullmatch(word))
 
 
 def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
@@ -73,10 +99,10 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
                 "model", f"{wanted!r} is a path, and there is no file {str(path)!r}"
             )
         if found := shipped_name(wanted):
-            return _shipped_model(found)
+            return _under(wanted, _shipped_model(found))
         if (by_name := _of_precision(wanted)) is None:
             raise _unknown(wanted)
-        return by_name
+        return _under(wanted, by_name)
     if wrong := why_not_regular(path):
         raise ScenarioError("model", f"{wrong}")
     if path.suffix == ".gguf" or path.name == "params.json":

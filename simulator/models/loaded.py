@@ -21,6 +21,7 @@ from simulator.util.errors import ScenarioError
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
 FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
+TRITON = ((0, 11, 0), (0, 13, 0))  # on Hopper, from and before (pull request 29708)
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
 FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
 """Parts of one tensor each: queries, keys and values; gate and up."""
@@ -149,13 +150,16 @@ def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
     """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert.
 
     As vLLM's mxfp4_round_up_hidden_size_and_intermediate_size: FlashInfer's on B200 and AMD's,
-    Triton's on a B200 before 0.11, Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
+    Triton's on a B200 before 0.11 and on Hopper for two releases (there by two logs: 13.47 GiB of
+    gpt-oss-20b, 64.38 of 120b), Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
     """
     blackwell, amd = gpu.compute_capability in (10.0, 10.3), gpu.compute_capability in (9.4, 9.5)
     if sizes.fraction_of == "static":
         return (256, 256) if blackwell else (1, 32)
     if blackwell and sizes.release < FLASHINFER_SINCE:
         return 1, 64
+    if gpu.compute_capability == 9.0 and TRITON[0] <= sizes.release < TRITON[1]:
+        return 1, 256
     return (256, 256) if blackwell or amd else (256, 128)
 
 

@@ -301,11 +301,11 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     if drafts and drafts.acceptance == "typical":
         spec = _find_model(model)
         told["acceptance"] = published(drafts.method, spec.name if spec else "")
-    missing = {k: v for k, v in _not_simulated(engine, model).items() if k not in given}
+    missing = {k: v for k, v in not_simulated(engine, model).items() if k not in given}
     return told | ({"not_simulated": missing} if missing else {})
 
 
-def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
+def not_simulated(engine: EngineConfig, model: object) -> Defaults:
     """Return the keys that an engine would set otherwise beside what is asked for, and its values.
 
     vLLM's prefix cache of models with states: `ModelConfig.is_prefix_caching_supported`.

@@ -270,6 +270,10 @@ class Scenario(Config):
         names = [""] if self.cluster is None else self.cluster.replica_groups
         return {name: self.of_group(name) for name in names}
 
+    def says(self, key: str) -> bool:
+        """Say whether its file, or what was put over it, has a key."""
+        return self._source_map is not None and self._source_map.says(tuple(key.split(".")))
+
     def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Return the same scenario, which knows its file."""
         scenario = self.model_copy(update={})

@@ -92,8 +92,9 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         model = load_model(own.known_model, folder)
     if model is None:
         return None
-    with attempt("engine.enable_prefix_caching", "model"):
-        _check_caching(engine, model)
+    if runs:
+        with attempt("engine.enable_prefix_caching", "model"):
+            _check_caching(engine, model)
     with attempt("engine.prefix_cache_retention_interval", "model"):
         _check_retention(engine, model)
     longest = longest_of(engine, model)

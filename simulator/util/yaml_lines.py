@@ -43,6 +43,10 @@ class SourceMap:
         kept = {k: known for k, known in self._locations.items() if k[: len(key)] != key}
         self._locations = kept | {key: (place, inf)}
 
+    def says(self, key: Key) -> bool:
+        """Say whether a key is in the file or was put over it."""
+        return key in self._locations
+
     def _nearest(self, key: Key) -> tuple[str, float]:
         """Return the place and the line of a key, or of the nearest one above it."""
         while key and key not in self._locations:

@@ -238,7 +238,7 @@ def test_a_length_beyond_the_positions_is_named(capsys):
         ("--model gemma-2-9b --gpu L4", "--max-model-len 3952 or"),
         (
             "--model llama-3.1-70b --gpu H100",
-            "--tensor-parallel-size 2 --max-model-len 12864 or",
+            "--tensor-parallel-size 2 --max-model-len 21648 or",
         ),
     ],
 )
@@ -341,3 +341,40 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
     assert "give at least one OUT_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ("--version 0.29.0", 17),
+        ("--version 0.29.0 --no-enable-prefix-caching", 14),
+        ("--version 0.24.0", 14),
+        ("--version 0.24.0 --enable-prefix-caching", 17),
+    ],
+)
+def test_states_are_counted_as_the_release_caches_them(
+    capsys: pytest.CaptureFixture[str], options: str, needed: int
+) -> None:
+    """Blocks of a request of 8,192 tokens: 11, and 3 tables of states, with a prefix cache twice.
+
+    A server of vLLM 0.29 logged 652 blocks and 38.35 such requests of this model. Its prefix cache
+    is not simulated before 0.32.
+    """
+    shape = "--model Qwen/Qwen3.8-27B --gpu RTX-PRO-6000 --max-model-len 8192 --json"
+    assert main(["memory", *shape.split(), *options.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    blocks = found["kv_cache_bytes"] // (784 * 4096 * 16)
+    assert found["max_concurrency"] == round(blocks / needed, 2)
+
+
+def test_windows_are_counted_where_a_run_keeps_all_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """EAGLE-3 before 0.33: the server gives back what has left a window."""
+    drafts = '{"method": "eagle3", "num_speculative_tokens": 3}'
+    shape = "--model gpt-oss-20b --gpu H100 --version 0.24.0 --max-model-len 65536 --json"
+    most = []
+    for keeps in ([], ["--set", "engine.disable_hybrid_kv_cache_manager=true"]):
+        assert main(["memory", *shape.split(), "--speculative-config", drafts, *keeps]) == 0
+        most.append(json.loads(capsys.readouterr().out)["max_concurrency"])
+    assert most[0] > 1.5 * most[1]

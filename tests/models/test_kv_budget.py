@@ -68,7 +68,9 @@ def test_activations_are_the_larger_peak() -> None:
 
     name = "llama-3-8b"
     assert peak(name, 1, 512, 256) == 256 * 128_256 * 14
-    assert peak(name, 1, 512, 256, (0, 16, 0)) == 256 * 128_256 * 40
+    assert peak(name, 1, 512, 256, (0, 16, 0)) == 256 * 128_256 * 38
+    assert peak(name, 1, 512, 256, (0, 6, 3)) == 256 * 128_256 * 40
+    assert peak(name, 1, 20_000, 1, (0, 6, 3)) == 20_000 * (3 * 4096 + 3 * 14_336) * 2
     assert peak(name, 1, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 14_336) * 2
     assert peak(name, 2, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 7168) * 2
     expected = 8192 * (2 * 4096 + 2 * (3 * 14_336 + 4096)) * 2
@@ -86,13 +88,20 @@ def test_tensor_parallelism_halves_what_each_gpu_holds() -> None:
 
 
 def test_gpus_that_nvlink_connects_keep_buffers() -> None:
-    """1.79 GiB on each of two A100, nothing between RTX 4090."""
+    """1.79 GiB on each of two A100, from 0.11 on 0.45 for each other GPU; none by PCIe."""
     model = load_model("llama-3-8b")
-    kept = {}
-    for name in ("A100-80GB", "RTX-4090"):
-        one, two = (kv_budget(model, GPUS[name], tensor_parallel_size=n) for n in (1, 2))
-        kept[name] = two.context - one.context
-    assert kept == {"A100-80GB": int(1.79 * GIB), "RTX-4090": 0}
+
+    def kept(name: str, gpus: int, release: tuple[int, int, int]) -> int:
+        one, all_ = (
+            kv_budget(model, GPUS[name], tensor_parallel_size=n, release=release) for n in (1, gpus)
+        )
+        return all_.context - one.context
+
+    assert kept("A100-80GB", 2, (0, 10, 2)) == int(1.79 * GIB)
+    each = kept("A100-80GB", 2, (0, 11, 0))
+    assert each == int(0.45 * GIB)
+    assert kept("A100-80GB", 4, (0, 33, 0)) == kept("A100-80GB", 8, (0, 33, 0)) == 3 * each
+    assert kept("RTX-4090", 2, (0, 10, 2)) == kept("RTX-4090", 2, (0, 33, 0)) == 0
 
 
 def test_dtypes_of_weights_and_cache() -> None:

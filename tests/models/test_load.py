@@ -124,7 +124,7 @@ def test_a_path_must_be_there(path: str) -> None:
 def test_the_names_of_makers_are_known_in_any_case() -> None:
     """Each is of a shipped model, and no two shipped models share one."""
     lines = (MODELS.parent / "hub_names.csv").read_text("utf-8").splitlines()[1:]
-    listed = [line.split(",") for line in lines]
+    listed = [line.split(",")[:2] for line in lines]
     assert {name for _, name in listed} == set(shipped_models()) - {"tiny-test"}
     assert len({hub.lower() for hub, _ in listed}) == len(listed)
     for hub, name in listed:
@@ -132,3 +132,18 @@ def test_the_names_of_makers_are_known_in_any_case() -> None:
         assert load_model(same_shape(hub)).shape == load_model(name).shape
         assert not any(map(PRECISION.fullmatch, hub.lower().split("-")))
     assert load_model("meta-llama/Meta-Llama-3-8B-Instruct") == load_model("llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [
+        ("Qwen/Qwen3-30B-A3B", 40_960),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 262_144),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", 262_144),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 131_072),
+        ("zai-org/GLM-4.6-FP8", 202_752),
+    ],
+)
+def test_a_release_may_have_longer_requests(name: str, longest: int) -> None:
+    """Also where the name says a precision."""
+    assert load_model(name).max_position_embeddings == longest

@@ -23,7 +23,7 @@ MODELS = (  # in words that a row's model has, where they are no name of the hub
     (r"granite-3.0 MoE \(E=40\)", "granite-3.0-3b-a800m"),
     (r"merged fine-tune", "llama-3.1-8b"),
     (r"Qwen3.8-27B", "qwen3.5-27b"),
-    (r"Qwen3.6-35B-A3B NVFP4", "Qwen/Qwen3.6-35B-A3B-NVFP4"),
+    (r"Qwen3.6-35B-A3B NVFP4", "nvidia/Qwen3.6-35B-A3B-NVFP4"),
     (r"Meta-Llama-3.1-405B-Instruct-FP8", "llama-405b-fp8"),
 )
 GPUS = (
