@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from simulator.core.speculative_config import TYPICAL, draft_method
+from simulator.core.speculative_config import TYPICAL
 from simulator.launch.fields import EngineField, fields, of_config, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
+from simulator.models.loaded import draft_method_of
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -92,6 +93,9 @@ def read_launch(given: str, version: str | None = None) -> Launch:
         row = option.row
         if row.effect == "model":
             models.append(option.value)
+        elif option.text.startswith("-O.") and release >= NO_DOTS_SINCE:
+            word = option.text.split()[0]
+            wrong.append(f"{word}: went after 0.12: write {word.replace('-O', '-cc')}")
         elif row.engine == "vllm" and not row.is_in(release):
             wrong.append(f"{option.text.split()[0]}: {row.why_not_in(release)}")
         elif not option.is_default or row.effect.startswith("engine."):
@@ -195,7 +199,7 @@ def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
     given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
     model = str(given.get("model") or "")
-    method = draft_method(given)
+    method = draft_method_of(given)
     method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
     if method not in DRAFT_METHODS:
         raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
@@ -260,6 +264,7 @@ def _longest(launch: Launch, option: Option) -> None:
 
 
 AUTO_SINCE = (0, 14, 0)
+NO_DOTS_SINCE = (0, 13, 0)  # no -O.KEY any more (pull request 29991)
 
 
 def _cache_dtype(launch: Launch, option: Option) -> None:

@@ -53,8 +53,10 @@ WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
 where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
 known ones whose architecture is another."""
 
-NO_MTP = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss"}
-"""Families without layers that draft, but where a file counts some."""
+MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mimo"} | {
+    *("ernie4_5_moe", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
+}
+"""Families with layers that draft (vLLM's MTPModelTypes), unless a file counts none."""
 MIXTURES = {"mixtral", "phimoe", "olmoe", "granitemoe", "granitemoeshared", "gpt_oss"}
 """Families that have experts whose size is `intermediate_size`."""
 
@@ -223,7 +225,7 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
         latent=read_latent(raw),
         linear=read_linear(raw, kinds),
         kinds=kinds,
-        has_mtp=raw["model_type"] not in NO_MTP or bool(raw.get("num_nextn_predict_layers")),
+        has_mtp=bool(raw.get("num_nextn_predict_layers", raw["model_type"] in MTP)),
         single_blocks=raw["model_type"] == "nemotron_h",
         full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,
         dtype=_dtype(raw),

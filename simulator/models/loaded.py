@@ -6,14 +6,18 @@ attention is unpacked in 16 bits.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from simulator.core.speculative_config import draft_method
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import BFLOAT16, EngineSizes
 from simulator.models.gpus import Gpu
+from simulator.models.load import load_model
 from simulator.models.modules import FULL, Module
 from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
@@ -218,3 +222,12 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     tables = one.vocab_size if width != hidden else 0  # else the target's is shared
     tables += one.draft_vocab_size or (one.vocab_size if draft else EAGLE3_VOCABULARY)
     return layers + HALF * (3 * hidden * width + width * (heads + tables) / gpus)
+
+
+def draft_method_of(block: Mapping[str, Any], base: Path | None = None) -> str:
+    """Return how a block's drafts are made: as vLLM, by the model's name, then by its family."""
+    method, named = draft_method(block), block.get("model")
+    if method == "draft_model" and not block.get("method") and isinstance(named, str):
+        with suppress(ValueError):  # what is wrong with the model is said where it counts
+            method = "mtp" if load_model(named, base).has_mtp else method
+    return method

@@ -12,6 +12,7 @@ from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
+from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import (
     RECORDED_SINCE,
@@ -31,6 +32,7 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.files import resolve
 from simulator.util.from_mapping import as_plain
 
 ASYNC_SINCE = (0, 14, 0)
@@ -46,6 +48,19 @@ STATES_CACHED_SINCE = (0, 26, 0)  # a prefix cache of linear attention and Mamba
 UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
 LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
+
+
+def look_up_models(raw: dict[str, Any], folder: Path) -> None:
+    """Look the models of drafts up in the scenario's folder, and find how they draft."""
+    cluster = raw.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    for one in [raw, *(groups.values() if isinstance(groups, dict) else ())]:
+        engine = one.get("engine") if isinstance(one, dict) else None
+        block = engine.get("speculative_config") if isinstance(engine, dict) else None
+        if isinstance(block, dict) and isinstance(model := block.get("model"), str) and model:
+            block["method"] = draft_method_of(block, folder)
+            if (path := resolve(model, folder)).exists():
+                block["model"] = str(path)
 
 
 def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:

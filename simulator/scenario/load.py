@@ -19,7 +19,11 @@ from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
-from simulator.scenario.engine_defaults import offline_defaults, open_named_blocks
+from simulator.scenario.engine_defaults import (
+    look_up_models,
+    offline_defaults,
+    open_named_blocks,
+)
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -250,6 +254,7 @@ def _read(
         )
     varied = [(f"{option} {key}={value}", key, value) for key, value in vary]
     raw, messages = _settle(raw, source_map, overrides, seed, varied)
+    look_up_models(raw, folder)
     return folder, raw, source_map, messages
 
 
@@ -284,10 +289,10 @@ def _settle(
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
-    offline = False
+    offline, overrides = False, [*overrides]
     for override in overrides:
         if isinstance(override, LaunchCommand):
-            offline = _launch(raw, source_map, override).offline
+            offline = _launch(raw, source_map, override, overrides).offline
             continue
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
@@ -305,16 +310,20 @@ def _settle(
     return raw, messages
 
 
-def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) -> Launch:
+def _launch(
+    raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand, overrides: Iterable[str]
+) -> Launch:
     """Put the model and engine of a launch command in the place of a scenario's.
 
-    What no command says is kept.
+    What no command says is kept. It is read as its release does, which an override may give.
     """
     from simulator.costs.profile import shipped_profiles
 
     own = raw.get("engine")
     before: dict[str, Any] = own if isinstance(own, dict) else {}
-    launch = read_launch(command, str(before["version"]) if before.get("version") else None)
+    given = (one.partition("=")[2] for one in overrides if one.startswith("engine.version="))
+    version = next(given, "").strip("\"'") or before.get("version")
+    launch = read_launch(command, str(version) if version else None)
     known = raw.get("model")
     if not (isinstance(known, dict) and known.get("name") == launch.model):
         raw["model"] = launch.model

@@ -36,7 +36,7 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
         ("-O0", {"enforce_eager": True}),
         ('--compilation-config \'{"cudagraph_mode": "NONE"}\'', {"enforce_eager": True}),
-        ("-O.cudagraph_mode=NONE", {"enforce_eager": True}),
+        ("-cc.cudagraph_mode=NONE", {"enforce_eager": True}),
         ("-cc.cudagraph_mode none", {"enforce_eager": True}),
         ("--compilation-config.cudagraph_mode=0", {"enforce_eager": True}),
         ("--kv-cache-dtype fp8_ds_mla", {"kv_cache_dtype": "fp8"}),

@@ -1,0 +1,87 @@
+"""`headway memory` by release of vLLM, and drafts beside a scenario."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import main
+
+MODELS = Path(__file__).parents[2] / "simulator" / "models" / "configs"
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ("--version 0.29.0", 17),
+        ("--version 0.29.0 --no-enable-prefix-caching", 14),
+        ("--version 0.24.0", 14),
+        ("--version 0.24.0 --enable-prefix-caching", 17),
+    ],
+)
+def test_states_are_counted_as_the_release_caches_them(
+    capsys: pytest.CaptureFixture[str], options: str, needed: int
+) -> None:
+    """Blocks of a request of 8,192 tokens: 11, and 3 tables of states, with a prefix cache twice.
+
+    A server of vLLM 0.29 logged 652 blocks and 38.35 such requests of this model. Its prefix cache
+    is not simulated before 0.32.
+    """
+    shape = "--model Qwen/Qwen3.8-27B --gpu RTX-PRO-6000 --max-model-len 8192 --json"
+    assert main(["memory", *shape.split(), *options.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    blocks = found["kv_cache_bytes"] // (784 * 4096 * 16)
+    assert found["max_concurrency"] == round(blocks / needed, 2)
+
+
+def test_windows_are_counted_where_a_run_keeps_all_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """EAGLE-3 before 0.33: the server gives back what has left a window."""
+    drafts = '{"method": "eagle3", "num_speculative_tokens": 3}'
+    shape = "--model gpt-oss-20b --gpu H100 --version 0.24.0 --max-model-len 65536 --json"
+    most = []
+    for keeps in ([], ["--set", "engine.disable_hybrid_kv_cache_manager=true"]):
+        assert main(["memory", *shape.split(), "--speculative-config", drafts, *keeps]) == 0
+        most.append(json.loads(capsys.readouterr().out)["max_concurrency"])
+    assert most[0] > 1.5 * most[1]
+
+
+def test_a_draft_is_looked_up_beside_its_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in the current folder; its `config.json` says how it drafts."""
+    for name, shape in (("small", "qwen3-0.6b"), ("layers", "deepseek-v3")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((MODELS / shape / "config.json").read_bytes())
+    found = {}
+    for name, model, gpus in (("small", "qwen3-32b", 2), ("layers", "deepseek-v3", 8)):
+        drafts = f"{{model: {name}, num_speculative_tokens: 2, acceptance: 0.6}}"
+        (tmp_path / "s.yaml").write_text(
+            f"model: {model}\ngpu: {{name: H200, count: {gpus}}}\ncost: {{kind: roofline}}\n"
+            f"engine: {{speculative_config: {drafts}}}\n"
+        )
+        assert main(["memory", str(tmp_path / "s.yaml"), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        found[name] = told["parts"]["drafts"] / (1 << 30)
+        assert told["unread"] == ""
+    assert 0.5 < found["small"] < 0.6
+    assert 1.5 < found["layers"] < 1.6  # one layer with its experts, as for method: mtp
+
+
+@pytest.mark.parametrize(
+    ("words", "release", "wrong"),
+    [
+        ("--max-model-len auto", "0.11.0", "must be a number of tokens before vLLM 0.14"),
+        ("--max-model-len auto", "0.14.0", ""),
+        ("-O.cudagraph_mode=NONE", "0.12.0", ""),
+        ("-O.cudagraph_mode=NONE", "0.33.0", "went after 0.12: write -cc.cudagraph_mode"),
+    ],
+)
+def test_a_command_is_read_as_its_release_does(
+    capsys: pytest.CaptureFixture[str], words: str, release: str, wrong: str
+) -> None:
+    command = f"vllm serve Qwen/Qwen3-8B {words}"
+    code = main(["memory", "--command", command, "--gpu", "H100", "--version", release])
+    assert code == (2 if wrong else 0)
+    assert wrong in capsys.readouterr().err
