@@ -25,25 +25,9 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 if TYPE_CHECKING:
     from simulator.models.kv_budget import MemoryBudget
 
-OTHER_NAMES = {
-    name: key
-    for key, names in (
-        ("tensor_parallel_size", "tp tp_size"),
-        ("pipeline_parallel_size", "pp pp_size"),
-        ("data_parallel_size", "dp dp_size"),
-        ("enable_expert_parallel", "ep"),
-        ("gpu_memory_utilization", "mem_fraction_static free_gpu_memory_fraction"),
-        ("max_model_len", "context_length max_seq_len"),
-        ("max_num_seqs", "max_running_requests max_batch_size"),
-        ("max_num_batched_tokens", "chunked_prefill_size max_num_tokens"),
-        ("block_size", "page_size"),
-        ("version", "engine_version"),
-    )
-    for name in names.split()
-}
-"""What vLLM for short, SGLang and TensorRT-LLM call keys of an engine; its release."""
 LENGTHS = ("max_model_len", "max_num_batched_tokens")
-WINDOWS = "disable_hybrid_kv_cache_manager"
+HYBRID = {"disable_hybrid_kv_cache_manager": "hybrid"}
+"""What a key is called among an engine's sizes, where it is another name."""
 MOST_GIB = 1024  # of a GPU
 
 
@@ -81,6 +65,7 @@ def memory(
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
+    from simulator.launch.fields import read_rows
 
     refuse_own_code(no_own_code)
     flags = {
@@ -105,9 +90,10 @@ def memory(
         if value is not None:  # 4090 is a name, too
             text = value if key == "model" else json.dumps(value, ensure_ascii=False)
             sets[f"{key}={text}"] = f"--{key.partition('.')[0]} {value}"
+    others = {row["name"]: row["key"] for row in read_rows("names.csv")}
     for option, value in keys.items():
         name = option.replace("-", "_")
-        key = OTHER_NAMES.get(name, name)
+        key = others.get(name, name)
         sets[f"engine.{key}={_plain(key, value)}"] = f"--{option} {value}"
     source = scenario or {"cost": {"kind": "roofline"}}
     overrides = with_launch(command, [*sets, *(set_ or [])])
@@ -194,16 +180,15 @@ def read_budget(
         if not 0 < gib < inf:
             raise HeadwayError(f"--gpu-memory-gib {gib:g}: must be a positive number of GiB")
         if gib > MOST_GIB:
-            what = f"must be at most {MOST_GIB:,}: GiB, not MiB"
-            raise HeadwayError(f"--gpu-memory-gib {gib:g}: {what}")
+            raise HeadwayError(
+                f"--gpu-memory-gib {gib:g}: must be at most {MOST_GIB:,}: GiB, not MiB"
+            )
         gpu = gpu._replace(memory=int(gib * GIB))
-    sizes = engine_sizes(scenario.engine, model)
-    own = not_simulated(scenario.engine, scenario.known_model)  # that the server has
-    if "enable_prefix_caching" in own and not scenario.says("engine.enable_prefix_caching"):
-        sizes = sizes._replace(enable_prefix_caching=True)
-    if WINDOWS in own and not scenario.says(f"engine.{WINDOWS}"):
-        sizes = sizes._replace(hybrid=True)
-    budget = estimate(model, gpu, sizes)
+    missing = not_simulated(scenario.engine, scenario.known_model)  # that the server has
+    own: dict[str, Any] = {
+        HYBRID.get(key, key): True for key in missing if not scenario.says(f"engine.{key}")
+    }
+    budget = estimate(model, gpu, engine_sizes(scenario.engine, model)._replace(**own))
     if beyond := beyond_positions(model, budget.max_model_len):
         warnings.warn(beyond, HeadwayWarning, stacklevel=2)
     if not budget.refusal:

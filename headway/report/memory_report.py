@@ -7,6 +7,7 @@ from simulator.models.kv_budget import MemoryBudget, gib
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens per request in the table."""
+ESTIMATES = ("peak activations", "CUDA graphs", "CUDA libraries")
 ONE_LINE_SINCE = (0, 33, 0)  # tokens and concurrency in one line of vLLM's log
 
 
@@ -56,15 +57,10 @@ def memory_table(budget: MemoryBudget) -> str:
     head = f"memory of the {budget.gpu.name}{each}"
     rows = [(head, gib(budget.gpu.memory)), (_usable(budget), gib(budget.usable))]
     if budget.layers:
-        rows.append(
-            ("layers of the fullest stage", f"{budget.layers} of {model.num_hidden_layers}")
-        )
-    named = {
-        "weights": f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})",
-        "peak activations": "peak activations (estimate)",
-        "CUDA graphs": "CUDA graphs (estimate)",
-        "CUDA libraries": "CUDA libraries (estimate)",
-    }
+        of = f"{budget.layers} of {model.num_hidden_layers}"
+        rows.append(("layers of the fullest stage", of))
+    named = {name: f"{name} (estimate)" for name in ESTIMATES}
+    named["weights"] = f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})"
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
@@ -81,14 +77,10 @@ def memory_table(budget: MemoryBudget) -> str:
 
 
 def _usable(budget: MemoryBudget) -> str:
-    share = budget.sizes.gpu_memory_utilization
-    of = {"static": " of what is free", "free": " of what is left"}.get(
-        budget.sizes.fraction_of, ""
-    )
-    name = (
-        "mem_fraction_static" if budget.sizes.fraction_of == "static" else "gpu_memory_utilization"
-    )
-    return f"usable ({name} {share:g}{of})"
+    share, of = budget.sizes.gpu_memory_utilization, budget.sizes.fraction_of
+    name = "mem_fraction_static" if of == "static" else "gpu_memory_utilization"
+    what = {"static": " of what is free", "free": " of what is left"}.get(of, "")
+    return f"usable ({name} {share:g}{what})"
 
 
 def _requests(budget: MemoryBudget) -> list[str]:

@@ -4,10 +4,9 @@ import json
 import os
 import shlex
 import warnings
-from bisect import bisect_right
 
-from simulator.scenario.assemble_blocks import make_blocks
 from simulator.scenario.engines import release_of
+from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.policy_table import (
     PLUGIN,
     POLICY_VARIABLE,
@@ -230,12 +229,10 @@ def longest_that_fits(scenario: Scenario) -> int | None:
     engine = scenario.engine
     if engine.max_model_len is not None or engine.allocation != "paged":
         return None
-    spec = resolve(scenario)
-    kinds = dict.fromkeys(("caching", "shares", "named", "tree", "counts"), False)
-    blocks, size = make_blocks(spec, **kinds), engine.block_size
-    counts = range(1, -(-spec.max_model_len // size) + 1)
-    fit = bisect_right(counts, blocks.usable, key=lambda count: blocks.most_held(count * size))
-    return None if fit == len(counts) else int(SURE * fit) * size
+    spec, size = resolve(scenario), engine.block_size
+    # Without vLLM's null block.
+    fits = memory_budget(engine, spec.model, spec.gpu).longest
+    return None if fits >= spec.max_model_len else int(SURE * (fits // size - 1)) * size
 
 
 def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:

@@ -24,15 +24,8 @@ from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
-QUANTIZATIONS = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8", "ptpc_fp8"), "fp8"),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "w4afp8"), "int4"),
-    **dict.fromkeys(("experts_int8", "w8a8_int8"), "int8"),
-    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), "nvfp4"),
-    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), "mxfp4"),
-    **dict.fromkeys(("compressed-tensors", "quark"), None),  # as the checkpoint says
-}
-"""How weights are quantized, by the names of vLLM and SGLang."""
+QUANTIZATIONS = {row["method"]: row["dtype"] or None for row in read_rows("quantizations.csv")}
+"""How weights are quantized, by the names of vLLM and SGLang; None: as the checkpoint says."""
 SGLANG_SCHEDULES = "engine.scheduling_policy."
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
@@ -94,8 +87,7 @@ def read_launch(given: str, version: str | None = None) -> Launch:
         if row.effect == "model":
             models.append(option.value)
         elif option.text.startswith("-O.") and release >= NO_DOTS_SINCE:
-            word = option.text.split()[0]
-            wrong.append(f"{word}: went after 0.12: write {word.replace('-O', '-cc')}")
+            wrong.append(f"{option.text}: went after 0.12: write -cc{option.text[2:]}")
         elif row.engine == "vllm" and not row.is_in(release):
             wrong.append(f"{option.text.split()[0]}: {row.why_not_in(release)}")
         elif not option.is_default or row.effect.startswith("engine."):

@@ -14,6 +14,7 @@ from typing import Any
 
 from simulator.models.config_keys import keys_of, size_of, wrong_kinds
 from simulator.models.config_parts import (
+    TABLE,
     read_kinds,
     read_latent,
     read_linear,
@@ -31,11 +32,7 @@ from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
 SIZES, FLAGS = keys_of("whole", "layers"), keys_of("flag")
-SHARED = (
-    "shared_expert_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "shared_intermediate_size",
-)
+SHARED: list[str] = TABLE["shared"].split()
 """Keys of the width of what all tokens meet beside the experts."""
 
 TEXT = ("text_config", "llm_config")  # a block with the language model
@@ -43,7 +40,6 @@ TOWERS = ("vision_config", "audio_config")
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with such a block may have beside it."""
 
-TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text())
 FAMILIES: dict[str, dict[str, Any]] = {
     name: keys for names, keys in TABLE["families"].items() for name in names.split()
 }
@@ -53,11 +49,9 @@ WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
 where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
 known ones whose architecture is another."""
 
-MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mimo"} | {
-    *("ernie4_5_moe", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
-}
+MTP = {*TABLE["mtp"].split()}
 """Families with layers that draft (vLLM's MTPModelTypes), unless a file counts none."""
-MIXTURES = {"mixtral", "phimoe", "olmoe", "granitemoe", "granitemoeshared", "gpt_oss"}
+MIXTURES = {*TABLE["mixtures"].split()}
 """Families that have experts whose size is `intermediate_size`."""
 
 

@@ -3,7 +3,9 @@
 ValueError, `key: what is wrong`, where a part is not what it must be.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from simulator.models.config_keys import size_of
@@ -11,23 +13,12 @@ from simulator.models.dtypes import BYTES
 from simulator.models.modules import FULL, WINDOW, LatentAttention, LinearAttention
 from simulator.models.spec import RopeScaling
 
-KINDS = {word: word for word in ("mamba", "moe", "mlp", "linear_attention")} | {
-    **dict.fromkeys(("full_attention", "attention", "*"), FULL),
-    **dict.fromkeys(("sliding_attention", "chunked_attention"), WINDOW),
-    "M": "mamba",
-    "E": "moe",
-    "-": "mlp",
-}
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
+KINDS = {word: kind for kind, words in TABLE["layers"].items() for word in words.split()}
 """What `layer_types`, and Nemotron-H's `hybrid_override_pattern`, call each layer."""
 LISTED = ("hybrid_override_pattern", "layers_block_type", "layer_types")
 HYBRIDS = {"nemotron_h": LISTED[0], "granitemoehybrid": LISTED[2]}
-MAMBA = (
-    ("n_groups", "mamba_n_groups"),
-    ("mamba_num_heads", "mamba_n_heads"),
-    ("ssm_state_size", "mamba_d_state"),
-    ("mamba_head_dim", "mamba_d_head"),
-    ("conv_kernel", "mamba_d_conv"),
-)
+MAMBA: list[list[str]] = TABLE["mamba"]
 """Keys of Mamba-2's sizes in Nemotron-H's files and in Granite's."""
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.core.engine_config import EngineConfig
+from simulator.models.config_parts import TABLE
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
@@ -41,6 +42,8 @@ DRAFT_MODEL = (
     "shipped model or the path of a config.json"
 )
 LEFT_OVER = "left over"
+REFUSALS: dict[str, str] = TABLE["no memory"]
+"""What engines say where memory lacks."""
 PEERS = 3  # other GPUs of a group whose buffers count
 
 
@@ -209,39 +212,26 @@ class MemoryBudget(NamedTuple):
         shortens = self.sizes.fraction_of == "static" or self.sizes.trtllm
         if shortens and self.logged_blocks > 0 and self.kv_cache <= self.room:
             return ""
-        if self.sizes.fraction_of == "static":
-            return "Not enough memory. Please try to increase --mem-fraction-static."
-        if self.sizes.trtllm:
-            return "Impossible to fit in any sequence in kvCache"
+        if shortens:
+            return REFUSALS["trtllm" if self.sizes.trtllm else "static"]
         if self.room <= 0:
-            return (
-                "No available memory for the cache blocks. Try increasing "
-                "`gpu_memory_utilization` when initializing the engine."
-            )
-        if self.kv_cache > self.room:
-            blocks, left = f"{self.logged_blocks:,} blocks", gib(self.room)
-            return f"CUDA out of memory: {blocks} take {gib(self.kv_cache)}, {left} are left."
-        return self._too_long
+            return REFUSALS["none"]
+        if self.kv_cache <= self.room:
+            return self._too_long
+        cache, room = gib(self.kv_cache), gib(self.room)
+        return REFUSALS["override"].format(blocks=self.logged_blocks, cache=cache, room=room)
 
     @property
     def _too_long(self) -> str:
         """What vLLM's error says where the longest request has no room; "": it has."""
         if self.sizes.max_model_len == "auto" and not self.longest:
-            return (
-                "Cannot auto-fit max_model_len: not enough GPU memory available to serve even a "
-                "single token. Try increasing `gpu_memory_utilization`."
-            )
+            return REFUSALS["auto"]
         if self.longest >= self.max_model_len:
             return ""
-        needed = self.needed(self.max_model_len) * self.layout.block_bytes
-        enough = f"the estimated maximum model length is {self.longest}. "
-        return (
-            f"To serve at least one request with the models's max seq len ({self.max_model_len}), "
-            f"({gib(needed)} KV cache is needed, which is larger than the available KV cache "
-            f"memory ({gib(self.kv_cache)}). "
-            f"{'Based on the available memory, ' + enough if self.longest else ''}"
-            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
-            "initializing the engine."
+        needed = gib(self.needed(self.max_model_len) * self.layout.block_bytes)
+        enough = REFUSALS["enough"].format(fits=self.longest) if self.longest else ""
+        return REFUSALS["long"].format(
+            longest=self.max_model_len, needed=needed, cache=gib(self.kv_cache), enough=enough
         )
 
     @property

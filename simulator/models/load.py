@@ -15,18 +15,9 @@ from simulator.util.files import resolve, why_not_regular
 
 MODELS = Path(__file__).parent / "configs"
 
-PRECISION = re.compile(
-    r"fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq|gptq|autoround|gguf|qat|q\d(_\d)?|exl2|mlx"
-    r"|quantized(\.w\d{1,2}a\d{1,2})?|dynamic|block|kv|marlin"
-)
-"""Each word of a model's name that tells how its weights are quantized."""
-
-RELEASE = re.compile(
-    r"meta|base|chat|instruct|it|pt|hf|python|thinking|preview|reasoning|plus|bf16|fp16"
-    r"|0[1-9]\d\d|2[45]\d\d"
-)
-"""Each word that tells one release of a model from another of its shape: its tuning by its maker,
-month and day (0528) or year and month (2507)."""
+PRECISION, RELEASE = (re.compile(TABLE[key]) for key in ("precision", "release"))
+"""Words of a model's name: how its weights are quantized; and its tuning by its maker, month and
+day (0528) or year and month (2507), which tell releases of one shape apart."""
 
 
 class FineTune(Config):
@@ -57,20 +48,11 @@ def _hub_rows() -> list[dict[str, str]]:
 
 
 @cache
-def _positions() -> dict[str, int]:
-    """Return the most tokens of a request by listed names of which it is not the shipped model's.
-
-    The names are without maker and precision.
-    """
-    key = "max_position_embeddings"
-    return {_plain(row["hub"]): int(row[key]) for row in _hub_rows() if row[key]}
-
-
-@cache
 def _under(name: str, model: ModelSpec) -> ModelSpec:
     """Return a model as a name of the hub has it: with its own longest requests."""
-    longest = _positions().get(_plain(name), model.max_position_embeddings)
-    return replace(model, max_position_embeddings=longest)
+    rows = (row for row in _hub_rows() if _plain(row["hub"]) == _plain(name))
+    longest = next((row["max_position_embeddings"] for row in rows), "")
+    return replace(model, max_position_embeddings=int(longest)) if longest else model
 
 
 def _plain(name: str) -> str:

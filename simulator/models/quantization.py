@@ -8,7 +8,7 @@ whole parts between dots: `gate` is the router, not `gate_proj`.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from math import ceil
@@ -165,10 +165,6 @@ def _fp8_of(block: Sequence[int] | None) -> Format:
     return Format("fp8", 8, 4, block[1], block[0]) if block else FORMATS["fp8"]
 
 
-def _fp8(config: Mapping[str, Any]) -> Iterator[Rule]:
-    yield Rule((), _fp8_of(config.get("weight_block_size")))
-
-
 def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read AWQ's, GPTQ's and AutoRound's: scales in 16 bits, zero points as wide as the weights.
 
@@ -199,10 +195,6 @@ def _integers(bits: object, group: int | None, zeros: bool) -> Format:
         told = short_repr(bits)
         raise ValueError(f"quantization_config: weights of {told} bits are not supported")
     return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
-
-
-def _mxfp4(_: Mapping[str, Any]) -> Iterator[Rule]:
-    yield Rule(EXPERTS, FORMATS["mxfp4"])
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Iterator[Rule]:
@@ -274,12 +266,14 @@ def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 # Readers of the rules of each `quant_method`, the one of most modules last.
-READERS = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
+READERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Rule]]] = {
+    **dict.fromkeys(
+        ("fp8", "fbgemm_fp8"), lambda one: (Rule((), _fp8_of(one.get("weight_block_size"))),)
+    ),
     "compressed-tensors": _compressed,
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
     **dict.fromkeys(("awq", "gptq", "auto-round", "intel/auto-round"), _grouped),
-    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), lambda _: in_one_format("mxfp4").rules),
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }

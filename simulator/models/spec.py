@@ -297,19 +297,16 @@ class ModelSpec:
         """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         size = tensor_parallel_size
+        wrong = ""
         if size < 1:
-            raise ScenarioError("engine.tensor_parallel_size", f"must be at least 1, not {size}")
-        if heads % size:
-            raise ScenarioError(
-                "engine.tensor_parallel_size",
-                f"{size} does not divide the {heads} attention heads "
-                f"of {self.name} (gpu.count, given alone, sets it)",
-            )
-        if kv_heads % size and size % kv_heads:
-            raise ScenarioError(
-                "engine.tensor_parallel_size",
-                f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other",
-            )
+            wrong = f"must be at least 1, not {size}"
+        elif heads % size:
+            what = f"does not divide the {heads} attention heads of {self.name}"
+            wrong = f"{size} {what} (gpu.count, given alone, sets it)"
+        elif kv_heads % size and size % kv_heads:
+            wrong = f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other"
+        if wrong:
+            raise ScenarioError("engine.tensor_parallel_size", wrong)
 
     def split_layers(self, pipeline_parallel_size: int) -> list[int]:
         """Share the layers out to stages as vLLM does (`get_pp_indices`, 0.33), the first first.

@@ -81,6 +81,7 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     per_token = (merge or pools) ** 2 or (patches // tokens if patches and tokens else 1)
     if min(layers, hidden, inner, per_token) < 1 or ("depth" in block and not merge):
         return None
+    gated = block.get("hidden_act") == "silu" or pools > 0 or block.get("model_type") == "pixtral"
     full, window = block.get("fullatt_block_indexes"), first("window_size")
     inner_layers = block.get("deepstack_visual_indexes")
     return VisionEncoder(
@@ -89,9 +90,7 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         inner,
         output_size=first("out_hidden_size") or hidden_size,
         patches_per_token=per_token,
-        gated=block.get("hidden_act") == "silu"
-        or pools > 0
-        or block.get("model_type") == "pixtral",
+        gated=gated,
         merges=merge > 0,
         has_sections="depth" in block,
         window=(window // patch) ** 2 if patch else 0,

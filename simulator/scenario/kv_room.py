@@ -50,9 +50,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
         keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
     if engine.name == "tensorrt-llm" and keys["max_num_batched_tokens"] == longest:
-        keys["max_num_batched_tokens"] = min(
-            longest, TRTLLM_TOKENS
-        )  # here a step has whole prompts
+        keys["max_num_batched_tokens"] = min(longest, TRTLLM_TOKENS)
     images = engine.multimodal_config
     speculation = engine.speculative_config
     return EngineSizes(

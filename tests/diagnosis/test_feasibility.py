@@ -15,7 +15,7 @@ from simulator.scenario.scenario import Scenario
 LARGE = """name: large
 model: llama-3.3-70b
 gpu: {name: H100-80GB}
-engine: {tensor_parallel_size: 2, gpu_memory_utilization: 0.898}
+engine: {tensor_parallel_size: 2, gpu_memory_utilization: 0.8811}
 workload: {num_prompts: 60, request_rate: 1, input_len: 3000, output_len: 100, range_ratio: 0.8}
 slo: ["p99_ttft_ms<=100000"]
 """

@@ -13,7 +13,7 @@ from simulator.diagnosis.rules import diagnosis_lines
 TOO_LARGE = """name: too-large
 model: llama-3.3-70b
 gpu: {name: H100-80GB}
-engine: {tensor_parallel_size: 2, gpu_memory_utilization: 0.898}
+engine: {tensor_parallel_size: 2, gpu_memory_utilization: 0.8811}
 cluster: {replicas: 4}
 workload: {num_prompts: 40, request_rate: 2, input_len: 3000, output_len: 100, range_ratio: 0.8}
 slo: ["p99_ttft_ms<=100000"]
