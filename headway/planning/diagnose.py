@@ -16,7 +16,7 @@ from headway.report.text import align, served_of
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
 from simulator.results.service_levels import Judged, Slo, parse_slo
-from simulator.results.steady_state import trend_warning
+from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
@@ -59,6 +59,11 @@ class Trial:
     def after(self) -> float | None:
         """The metric of the run that follows the advice."""
         return value_of(self.values, self.metric)
+
+    @property
+    def grows(self) -> bool:
+        """Whether its queue grows: what it keeps so far breaks in a longer run."""
+        return overload(self.values) is not None
 
     @property
     def gain(self) -> float:
@@ -303,7 +308,7 @@ def traded(
 def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool | float, ...]:
     """Return a key that puts the best first, by the digits that the table shows.
 
-    `by_price`: of those that break no service level the cheapest.
+    `by_price`: of those that break no service level the cheapest; last those whose queue grows.
     """
     found = [value_of(trial.values, metric) for metric in metrics]
     digits = [
@@ -311,7 +316,8 @@ def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool
         for metric, value in zip(metrics, found, strict=True)
     ]
     enough = _price(trial) if by_price and not trial.missed else 0.0
-    return bool(trial.error), bool(trial.trade), trial.missed, enough, *digits
+    grows = by_price and trial.grows
+    return bool(trial.error), bool(trial.trade), grows, trial.missed, enough, *digits
 
 
 def _price(trial: Trial) -> float:
@@ -372,6 +378,8 @@ def table(found: Diagnosis) -> str:
         rows.append((what, *kept, *cells, f"{trial.gpus:.3g}", price))
     notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
     for trial in found.trials:
+        if levels and trial.grows:
+            notes.append(f"{words(trial.advice)}: its queue grows: longer runs break more levels")
         if trial.trade:
             trade = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
             notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
