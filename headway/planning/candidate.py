@@ -104,8 +104,7 @@ class Candidate(DesignPoint):
         if of_best:
             tried = [trial for trial in tried if trial is self.result.best]
         for trial in tried:
-            tpot = interval(trial.runs, "mean_tpot_ms").mean
-            if tpot:
+            if tpot := interval(trial.runs, "mean_tpot_ms").mean:
                 yield trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean
 
 

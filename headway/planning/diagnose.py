@@ -316,8 +316,8 @@ def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool
         for metric, value in zip(metrics, found, strict=True)
     ]
     enough = _price(trial) if by_price and not trial.missed else 0.0
-    grows = by_price and trial.grows
-    return bool(trial.error), bool(trial.trade), grows, trial.missed, enough, *digits
+    first = bool(trial.error), bool(trial.trade), by_price and trial.grows
+    return *first, trial.missed, enough, *digits
 
 
 def _price(trial: Trial) -> float:
@@ -381,7 +381,9 @@ def table(found: Diagnosis) -> str:
         if levels and trial.grows:
             notes.append(f"{words(trial.advice)}: its queue grows: longer runs break more levels")
         if trial.trade:
-            trade = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
+            both = found.values, trial.values
+            change = {key: " -> ".join(_number(one, key) for one in both) for key in trial.trade}
+            trade = ", ".join(f"{_label(key)} {told}" for key, told in change.items())
             notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
     if all(trial.trade or trial.error for trial in found.trials):
         notes.append("No advice makes it better: leave the keys as they are.")
@@ -403,18 +405,13 @@ def _narrows(advice: Mapping[str, Any]) -> bool:
     return any(key.endswith((".quantization", ".kv_cache_dtype")) for key in keys)
 
 
-def _change(key: str, before: MetricValues, after: MetricValues) -> str:
-    """Say how a metric changes: `Request goodput (req/s) 5.04 -> 2.31`."""
-    return f"{_label(key)} {_number(before, key)} -> {_number(after, key)}"
-
-
 def _label(metric: str) -> str:
     if metric in BY_KEY:
         return BY_KEY[metric].label
     part, _, own = metric.removesuffix("_ms").rpartition(":")  # client a:p90_tpot_ms
     first, _, name = own.partition("_")
-    of = f" of {part}" if part else ""
-    return f"{first.capitalize()} {name.upper()}{of} (ms)" if metric.endswith("_ms") else metric
+    label = f"{first.capitalize()} {name.upper()}{f' of {part}' if part else ''} (ms)"
+    return label if metric.endswith("_ms") else metric
 
 
 def _number(values: MetricValues, key: str) -> str:

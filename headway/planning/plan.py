@@ -251,10 +251,11 @@ def scale_sooner(
         others.pop("queue_depth", None)
     if not default_levels(scenario.goodput):
         others.pop("slo_attainment", None)
+    targets = [
+        (metric, one) for metric, each in [(block.metric, own), *others.items()] for one in each
+    ]
     settings = [
-        {f"{AUTOSCALING}.metric": metric, f"{AUTOSCALING}.target": f"{target:g}"}
-        for metric, values in [(block.metric, own), *others.items()]
-        for target in values
+        {f"{AUTOSCALING}.metric": k, f"{AUTOSCALING}.target": f"{to:g}"} for k, to in targets
     ]
     settings += [
         {f"{AUTOSCALING}.min_replicas": f"{least}", REPLICAS: f"{least}"}

@@ -37,7 +37,6 @@ COLUMNS = {
     "joules_per_output_token": "J/tok",
 }
 BY_DAY = {"dollars_per_day": "$/day"} | COLUMNS
-GREY = "0.6"
 
 
 def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> str:
@@ -341,7 +340,7 @@ def _draw(
     problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate, file: BinaryIO
 ) -> None:
     """Draw how close every run came to the bounds, and speed against throughput."""
-    from headway.figures.style import COLORS, encode, grid, legend_below, sheet
+    from headway.figures.style import COLORS, FAINT, encode, grid, legend_below, sheet
 
     ran = [candidate for candidate in candidates if candidate.result.trials]
     several = len(ran) > len(COLORS)  # then only the best has a colour, and stands above the others
@@ -350,7 +349,7 @@ def _draw(
     if several:
         kinds = [*dict.fromkeys(one.varied.get("gpu.name", "") for one in ran)]
         alike = not 1 < len(kinds) < len(COLORS)  # else a colour for each GPU
-        shades = {kind: GREY if alike else COLORS[k + 1] for k, kind in enumerate(kinds)}
+        shades = {kind: FAINT if alike else COLORS[k + 1] for k, kind in enumerate(kinds)}
         names = {kind: "others" if alike else kind for kind in kinds}
         gpus = [one.varied.get("gpu.name", "") for one in ran[:-1]]
         colored = [(one, shades[g], names[g]) for one, g in zip(ran, gpus, strict=False)]

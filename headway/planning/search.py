@@ -129,12 +129,10 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
     for step in range(1, STEPS if criteria.replications > 1 and longer > (seconds or inf) else 1):
         trial = Trial(at, longer)
         trials.append((yield from look(trial, criteria, [criteria.replications])))
-        _, mean, high = trial.strain
-        if trial.ok and mean + SURE * (high - mean) <= 0:
+        if trial.ok and (1 - SURE) * trial.strain[1] + SURE * trial.strain[2] <= 0:
             trial.superseded = trial.settled = True  # the interval is that of runs alike
             return SearchResult(trial, trials, result.beyond)
-        if not trial.ok:
-            result.beyond = trial
+        result.beyond = result.beyond if trial.ok else trial
         at = rounded(at / (1.0 + criteria.tolerance / 2) ** step)
     return result
 
