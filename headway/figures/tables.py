@@ -288,9 +288,9 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
-            latency = "tpot" if name == "itl" else name
-            both = (bounds_of(rows, f"{word}_{latency}_ms") for word in ("p99", "mean"))
-            draw_levels(axes, [bound for one in both for bound in one])
+            for word in ("p99", "mean"):
+                metric = f"{word}_{'tpot' if name == 'itl' else name}_ms"
+                draw_levels(axes, bounds_of(rows, metric))
             label_ends(axes, ends)
             grid(axes)
         if title := legend_title(rows, CHUNK):

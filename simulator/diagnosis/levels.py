@@ -59,9 +59,8 @@ def levels(run: AdvisedEvidence) -> Finding | None:
         return None
     late, texts = list[tuple[Broken, float]](), list[str]()
     for level in judged:
-        said = (
-            f"{level.slo.text} is {level._replace(ends=None)}"  # the report has the clock's error
-        )
+        # The report has the clock's error beside the bound.
+        said = f"{level.slo.text} is {level._replace(ends=None)}"
         for one in _latencies(run, level):
             alone = _alone(run, one)
             late.append((one, alone))
