@@ -115,7 +115,7 @@ def test_the_cache_of_the_engine_bounds_the_capacity_whatever_seats_are_asked_fo
     given = {
         "model": "llama-3-70b",
         "gpu": {"name": "H100", "count": 2},
-        "engine": {"name": "vllm", "gpu_memory_utilization": 0.95},
+        "engine": {"name": "vllm", "gpu_memory_utilization": 0.933},
         "workload": {"num_prompts": 100, "request_rate": 2, "input_len": 2000, "output_len": 300},
     }
     result = run(load_scenario(given))
