@@ -1,11 +1,11 @@
 """Record what vLLM derives from a command line, by its own EngineArgs, without a GPU.
 
-    PYTHONPATH=WHEEL python engine_configs.py MODELS OUT.jsonl [MODEL ...]
-    PYTHONPATH=WHEEL python engine_configs.py MODELS OUT.jsonl --states MODEL ...
+    PYTHONPATH=WHEEL:. python engine_configs.py MODELS OUT.jsonl [MODEL ...]
+    PYTHONPATH=WHEEL:. python engine_configs.py MODELS OUT.jsonl --states MODEL ...
 
 It runs in an environment of vLLM's light dependencies and torch, beside the unpacked Python files
-of a wheel, and takes nothing of Headway. The platform pretends to be CUDA on the GPU of a case;
-compiled operators are empty. MODELS has a folder with a config.json for each model.
+of a wheel. The platform pretends to be CUDA on the GPU of a case. MODELS has a folder with a
+config.json for each model.
 
 Models with states (Mamba, linear attention) need all dependencies of vLLM: their classes are
 imported as on a CPU, and size the blocks.
@@ -13,13 +13,12 @@ imported as on a CPU, and size the blocks.
 
 import importlib
 import json
-import os
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
-GIB = 1 << 30
+from simulator.schedulers.vllm.pretended import H100, Nothing, pretended
+
 GPUS = {
     "A100-80GB": ("NVIDIA A100-SXM4-80GB", 79.25, (8, 0)),
     "H100-80GB": ("NVIDIA H100 80GB HBM3", 79.2, (9, 0)),
@@ -69,80 +68,6 @@ FIELDS = {
 """What is compared; a release may lack some."""
 
 
-class _Nothing(types.ModuleType):
-    """A module, or an operator, of which nothing is computed."""
-
-    __path__ = ()  # type: ignore[assignment]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Nothing(name)
-
-    def __call__(self, *_args: object, **_more: object) -> bool:
-        return False
-
-
-def pretend() -> dict[str, Any]:
-    """Let vLLM take this machine for one with eight GPUs; return what says which they are."""
-    os.environ.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="CRITICAL", VLLM_NO_USAGE_STATS="1")
-    import torch
-    import torch._ops
-    import torch.library
-
-    for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch"):
-        sys.modules.setdefault(f"vllm.{name}", types.ModuleType(f"vllm.{name}"))
-    for name in ("vllm.vllm_flash_attn", "vllm.vllm_flash_attn.flash_attn_interface"):
-        sys.modules[name] = _Nothing(name)
-    found = torch._ops._OpNamespace.__getattr__
-
-    def operator(self: Any, name: str) -> Any:
-        try:
-            return found(self, name)
-        except AttributeError:
-            if name.startswith("__") or not self.name.startswith(("_C", "_moe", "vllm", "_vllm")):
-                raise
-            return _Nothing(name)
-
-    torch._ops._OpNamespace.__getattr__ = operator  # type: ignore[method-assign]
-    torch.library.register_fake = lambda *_args, **_more: lambda function: function
-    import vllm.platforms
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
-
-    gpu: dict[str, Any] = {}
-
-    class Pretended(CudaPlatformBase):  # type: ignore[misc]
-        """A platform that says what `gpu` does."""
-
-        get_device_capability = classmethod(lambda _, device_id=0: DeviceCapability(*gpu["cc"]))
-        get_device_name = classmethod(lambda _, device_id=0: gpu["name"])
-        get_device_total_memory = classmethod(lambda _, device_id=0: int(gpu["gib"] * GIB))
-        get_device_uuid = classmethod(lambda _, device_id=0: "GPU-0")
-        device_count = classmethod(lambda _: 8)
-        is_fully_connected = classmethod(lambda _, ids: True)
-        log_warnings = classmethod(lambda _: None)
-        get_cuda_runtime_major = classmethod(lambda _: 13)
-
-        @classmethod
-        def has_device_capability(cls, capability: Any, device_id: int = 0) -> bool:
-            if isinstance(capability, int):
-                capability = divmod(capability, 10)
-            return tuple(gpu["cc"]) >= tuple(capability)
-
-    vllm.platforms._current_platform = Pretended()
-    torch.cuda.device_count = lambda: 8
-    torch.cuda.is_available = lambda: True
-    gpu.update(zip(("name", "gib", "cc"), GPUS["H100-80GB"], strict=True))
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda function: function()
-    model = registry._LazyRegisteredModel
-    model._save_modelinfo_to_cache = lambda *_: None
-    model._load_modelinfo_from_cache = lambda *_: None
-    return gpu
-
-
 def size_blocks(config: Any) -> None:
     """Size the blocks of a model with states as a worker with FlashAttention does once it loads."""
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
@@ -171,9 +96,16 @@ def record(models: Path, out: Path, wanted: list[str]) -> None:
         commands, wanted = STATES, wanted[1:]
         for name in CLASSES:
             if name == "qwen3_5":  # its pictures alone need it
-                sys.modules.update({one: _Nothing(one) for one in UNUSED})
+                sys.modules.update({one: Nothing(one) for one in UNUSED})
             importlib.import_module(f"vllm.model_executor.models.{name}")
-    gpu = pretend()
+    gpu = dict(H100)
+    with pretended(gpu):
+        _write(models, out, wanted, commands, gpu)
+
+
+def _write(
+    models: Path, out: Path, wanted: list[str], commands: tuple[str, ...], gpu: dict[str, Any]
+) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.conformance.case_model import Case, SglangCase
 from headway.conformance.cases import parse_line, read_cases, read_lines, write_lines
+from headway.conformance.engine_fields import unknown_fields
 from headway.conformance.live import LiveReplay, is_live, live_case
 from headway.conformance.replay import Replay
 from headway.conformance.sglang_replay import SglangReplay
@@ -276,6 +277,7 @@ def _says_less(recorded: object, own: object) -> bool:
 def _check(case: Case, golden: Golden) -> Iterator[str]:
     """See that a recording is whole, and of this case."""
     header, place = golden.header, f"{golden.path}:{golden.first}"
+    yield from unknown_fields(place, header)
     if header.get("schema") != 1:
         yield f"{place}: schema: must be 1, not {header.get('schema')!r}"
     if header.get("name") != case.name:

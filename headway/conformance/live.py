@@ -21,6 +21,7 @@ import simpy
 
 from headway.conformance.case_model import Case
 from headway.conformance.cases import parse_line, read_lines
+from headway.conformance.engine_fields import unknown_fields
 from headway.conformance.recorder import Recorder, dump
 from headway.conformance.replay import (
     RecordedAsyncReplica,
@@ -217,6 +218,8 @@ def _check(record: LiveRecord) -> None:
     place = f"{record.path}:1"
     if not record.steps:
         raise HeadwayError(f"{record.path}: has no step")
+    if unknown := [*unknown_fields(place, record.header)]:
+        raise HeadwayError(unknown)
     if record.header["beyond"]:
         raise HeadwayError(f"{place}: cannot be replayed: {', '.join(record.header['beyond'])}")
     if record.aborts:

@@ -21,6 +21,7 @@ from typing import Any
 
 from headway.conformance.case_model import Case, CaseRequest, StepTime
 from headway.conformance.cases import read_cases
+from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.recorder import dump
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway.conformance.vllm_steps import VllmSteps
@@ -199,6 +200,7 @@ class RecordedVllm:
             batch_queue=deque(maxlen=2) if asynchronous else None,
             batch_queue_size=2,
             is_mm_encoder_only=False,
+            is_ec_consumer=True,  # up to 0.30, of whoever does more than encode
             is_pooling_model=False,
             check_for_draft_tokens=False,
             async_scheduling=asynchronous,
@@ -418,18 +420,24 @@ def _connector(names: Container[str]) -> Any:
 def record(case: Case) -> list[str]:
     """Return the lines of one case's recorded schedule."""
     options = options_without_effect(read_release(version("vllm")) or NEWEST_RELEASE)
-    case = case.with_retention(options.get("prefix_cache_retention_interval", 0))
+    name = "prefix_cache_retention_interval"
+    case = case.with_retention(options.get(name, 0))
+    if name in options:  # the release has none, whatever the case asks for
+        config = case.config.model_copy(update={name: options[name]})
+        case = case.model_copy(update={"config": config})
+    recorded = RecordedVllm(case)
     header = {
         "type": "case",
         "schema": 1,
         "name": case.name,
         "vllm": version("vllm"),
         "torch": version("torch"),
+        "derived": vllm_fields(recorded.vllm.vllm_config),
         "config": case.config.model_dump(),
         "step_time": case.step_time.model_dump(),
         "requests": len(case.requests),
     }
-    return [dump(header), *RecordedVllm(case).run()]
+    return [dump(header), *recorded.run()]
 
 
 def main(arguments: list[str]) -> int:

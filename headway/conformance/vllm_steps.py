@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from simulator.schedulers.vllm.interface import check_vllm, on_preemption
 from simulator.schedulers.vllm.interface import resumed as back_again
@@ -265,6 +266,7 @@ def _header(vllm: Any) -> Row:
         "name": LIVE,
         "vllm": write_release(check_vllm("step recorder")),
         "scheduler": f"{type(vllm).__module__}.{type(vllm).__qualname__}",
+        "derived": vllm_fields(vllm.vllm_config),
         "beyond": [*[name for name, value in beyond.items() if value], *unknown],
         "config": {
             "policy": getattr(config.policy, "value", config.policy),

@@ -33,6 +33,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from headway.conformance.case_model import SglangCase, SglangRequest
+from headway.conformance.engine_fields import derived_fields
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway.sglang.host_copies import Links
 from headway.sglang.plugin import hook
@@ -333,6 +334,7 @@ class _Recording:
             attention_backend="torch_native",
             stream_interval=10**9,
         )
+        self._arguments = arguments
         ports = PortArgs.init_new(arguments)
         if config.scheduling_policy is not None:
             os.environ[VARIABLE] = json.dumps(config.scheduling_policy)
@@ -397,6 +399,7 @@ class _Recording:
             "name": self.case.name,
             "sglang": version("sglang"),
             "torch": self._torch.__version__,
+            "derived": derived_fields({"": self._arguments}),
             "config": config,
             "step_time": self.case.step_time.model_dump(),
             "requests": len(self._requests),

@@ -4,6 +4,7 @@
 `golden/NAME.jsonl.gz` from 0.33.0, `golden/NAME.032.jsonl.gz` from 0.32.0.
 """
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headway.conformance.compare import conform, read_goldens, report
 from headway.conformance.draw_cases import draw_case, main
 from headway.conformance.replay import Replay
 from simulator.schedulers.vllm.rules import family_of, read_release
+from simulator.util.errors import HeadwayError
 
 HERE = Path(__file__).parent
 
@@ -90,3 +92,16 @@ def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
     assert main([str(out), "--count", "60", "--seed", "7"]) == 0
     for case in read_cases(out):
         assert list(Replay(case).rows()) == list(Replay(case, leap=True).rows()), case.name
+
+
+def test_each_field_of_the_derived_configuration_is_known(tmp_path: Path) -> None:
+    """Recordings have what vLLM's own `create_engine_config` derived; a new field is refused."""
+    cases, golden = HERE / "cases/states.jsonl.gz", HERE / "golden/states.jsonl.gz"
+    derived = read_goldens(golden, read_cases(cases))[0].header["derived"]
+    assert derived["SchedulerConfig"]["max_num_batched_tokens"] == 9
+    assert len([name for block in derived.values() for name in block]) > 100
+    damaged = tmp_path / "new.jsonl"
+    text = gzip.decompress(golden.read_bytes()).decode()
+    damaged.write_text(text.replace('"SchedulerConfig":{', '"SchedulerConfig":{"brand_new":1,', 1))
+    with pytest.raises(HeadwayError, match=r"does not know SchedulerConfig\.brand_new"):
+        conform(cases, damaged)

@@ -28,6 +28,7 @@ from simulator.schedulers.vllm.interface import (
     on_preemption,
     sampled,
 )
+from simulator.schedulers.vllm.pretended import H100, pretended
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, ScenarioError, one_line
@@ -322,91 +323,77 @@ def start_vllm(
     `num_speculative_tokens`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        from vllm.config import (
-            CacheConfig,
-            DeviceConfig,
-            SchedulerConfig,
-            VllmConfig,
-        )
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.structured_output import StructuredOutputManager
     except ImportError as error:
         raise HeadwayError(
             f"engine.scheduler: the installed vLLM cannot be imported: {error}"
         ) from error
     release = check_vllm(WHO)
-    options = _known(release, options, SchedulerConfig)
-    model = _model(options["max_model_len"])
-    cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
-    cache.num_gpu_blocks = blocks.usable + 1
-    if MAMBA in windows:
-        cache.mamba_cache_mode = "align"
-    config = VllmConfig(
-        scheduler_config=SchedulerConfig(**options),
-        model_config=model,
-        cache_config=cache,
-        device_config=DeviceConfig("cpu"),
-    )
-    for name in ("async_scheduling", "enable_chunked_prefill"):  # which vLLM's CPU platform sets
-        setattr(config.scheduler_config, name, options.get(name, name == "enable_chunked_prefill"))
-    config.cache_config.enable_prefix_caching = enable_prefix_caching
+    asked: dict[str, Any] = _known(release, options, EngineArgs)
+    asked |= {"block_size": blocks.block_size, "enable_prefix_caching": enable_prefix_caching}
+    asked |= {"num_gpu_blocks_override": blocks.usable + 1}
     if max_loras:
-        from vllm.config.lora import LoRAConfig
-
-        config.lora_config = LoRAConfig(max_loras=max_loras)
+        asked |= {"enable_lora": True, "max_loras": max_loras}
+    if retention is not None:
+        asked["prefix_cache_retention_interval"] = retention
     if offloading:
-        from vllm.config import KVTransferConfig
-
-        config.kv_transfer_config = KVTransferConfig(
+        asked["kv_transfer_config"] = KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
             kv_connector_extra_config=dict(offloading),
         )
     if drafts:
-        config.speculative_config = _drafts(model, **drafts)
-        if hasattr(config, "_set_max_num_scheduled_tokens"):  # from 0.17 on
-            config._set_max_num_scheduled_tokens()
+        asked["speculative_config"] = {name: value for name, value in drafts.items() if value}
+    config = _derive(asked)
+    cache = config.cache_config
+    cache.num_gpu_blocks = blocks.usable + 1
+    if MAMBA in windows:
+        cache.mamba_cache_mode = "align"
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
-    scheduler = _scheduler_class(config.scheduler_config)(
-        vllm_config=config,
-        kv_cache_config=kv_cache(blocks, model.dtype, windows, retention, checkpoints),
-        structured_output_manager=StructuredOutputManager(config),
-        log_stats=False,
-        **size,
-    )
+    kind = config.model_config.dtype
+    with pretended(H100):
+        scheduler = _scheduler_class(config.scheduler_config)(
+            vllm_config=config,
+            kv_cache_config=kv_cache(blocks, kind, windows, retention, checkpoints),
+            structured_output_manager=StructuredOutputManager(config),
+            log_stats=False,
+            **size,
+        )
     beyond = getattr(config, "num_hash_lookahead_tokens", 0)  # from 0.33 on
     hashed = (blocks.block_size, beyond) if enable_prefix_caching else None
     return scheduler, _request_maker(release, hashed)
 
 
-def _drafts(model: Any, method: str, num_speculative_tokens: int, **more: Any) -> Any:
-    """Make vLLM's settings of drafts: with any method but ngram, of a model that is not there."""
-    from vllm.config import ParallelConfig, SpeculativeConfig
+def _derive(asked: dict[str, Any]) -> Any:
+    """Let vLLM's own EngineArgs derive its configuration, for a small model on an H100."""
+    from vllm.engine.arg_utils import EngineArgs
 
-    made = SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=num_speculative_tokens,
-        prompt_lookup_max=2,
-        target_model_config=model,
-        target_parallel_config=ParallelConfig(),
-        **{name: value for name, value in more.items() if value},
-    )
-    made.method = method
-    return made
+    with tempfile.TemporaryDirectory() as folder, pretended(H100):
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
+        fixed = {"model": folder, "tokenizer": folder, "skip_tokenizer_init": True, "seed": 0}
+        method = asked.get("speculative_config", {}).get("method")
+        if method not in (None, "ngram"):  # MTP is of few models, and decides as EAGLE
+            kind = "eagle" if method == "mtp" else method
+            asked["speculative_config"] |= {"method": kind, "model": folder}
+        config = EngineArgs(**fixed, dtype="float16", **asked).create_engine_config()
+        if method is not None:
+            config.speculative_config.method = method
+        return config
 
 
 def _known(release: Release, options: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Leave out options that a release lacks, where they ask for nothing; HeadwayError if not."""
     fields = {*kind.__dataclass_fields__}
-    lacking = {name: value for name, value in options.items() if name not in fields}
+    named = {"scheduling_policy" if name == "policy" else name: options[name] for name in options}
+    lacking = {name: value for name, value in named.items() if name not in fields}
     for name, value in lacking.items():
         if value not in (OPTIONS_SINCE[name][1], name == "scheduler_reserve_full_isl"):
             what = f"vLLM {write_release(release)}, which is installed, has no such option"
             raise HeadwayError(f"engine.{name}: {what}")
-    taken = {name: value for name, value in options.items() if name in fields}
-    return taken | ({"is_encoder_decoder": False} if "is_encoder_decoder" in fields else {})
+    return {name: value for name, value in named.items() if name in fields}
 
 
 def _scheduler_class(config: Any) -> Any:
@@ -424,20 +411,6 @@ def _scheduler_class(config: Any) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         what = f"engine.scheduler_cls: cannot load {config.scheduler_cls}: {one_line(error)}"
         raise HeadwayError(what) from error
-
-
-def _model(max_model_len: int) -> Any:
-    from vllm.config import ModelConfig
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(MODEL))
-        return ModelConfig(
-            model=folder,
-            skip_tokenizer_init=True,
-            max_model_len=max_model_len,
-            dtype="float16",
-            seed=0,
-        )
 
 
 def _request_maker(release: Release, hashed: tuple[int, int] | None) -> Callable[..., Any]:

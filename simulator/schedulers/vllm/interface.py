@@ -161,6 +161,7 @@ def kv_cache(
     exports = {"num_prefill_checkpoint_blocks": checkpoints, "prefill_checkpoint_alignment": 1}
     states: dict[str, Any] = {"shapes": ((1,),), "dtypes": (dtype,), "mamba_cache_mode": "align"}
     states |= {"block_size": blocks.block_size} | (exports if checkpoints else {})
+    states = {name: states[name] for name in states if name in MambaSpec.__dataclass_fields__}
     specs = [
         MambaSpec(**states)
         if window == MAMBA
