@@ -72,6 +72,9 @@ def size_blocks(config: Any) -> None:
     """Size the blocks of a model with states as a worker with FlashAttention does once it loads."""
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
     from vllm.platforms import current_platform
+    from vllm.v1.attention.backends import fa_utils
+
+    fa_utils.is_flash_attn_varlen_func_available = lambda: False  # its kernels are not there
     from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 
     class Layer(gdn.QwenGatedDeltaNetAttention):  # type: ignore[misc]

@@ -338,7 +338,7 @@ class EngineConfig(Config):
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
         description="align: the prefix cache has states of linear attention and Mamba, vllm's "
-        "default from 0.32 on",
+        "default from 0.30 on",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"

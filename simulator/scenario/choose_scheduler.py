@@ -11,7 +11,7 @@ from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
-from simulator.schedulers.vllm.rules import options_without_effect
+from simulator.schedulers.vllm.rules import options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
@@ -35,8 +35,6 @@ SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
-RECORDED_SINCE = (0, 32, 0)
-"""The first release of vLLM whose rules for features were recorded."""
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -68,8 +66,9 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         lacks, others = feature.lacking
         if (required := feature.requires(engine)) is None:
             continue
-        if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
-            what = "needs the rules of vLLM 0.32 or later, without a kv_role"
+        if not engine.follows_vllm or spec.release < feature.since or role is not None:
+            since = write_release(feature.since[:2])
+            what = f"needs the rules of vLLM {since} or later, without a kv_role"
             raise ScenarioError(f"engine.{feature.key}", what)
         need(feature.key, required, f"{name} {lacks}; fcfs {others}, and {ORDERING}")
     if role is not None:

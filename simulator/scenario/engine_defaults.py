@@ -10,12 +10,12 @@ from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
+from simulator.features.states.states import States
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import (
-    RECORDED_SINCE,
     REQUIRED,
     can_overlap,
     of_policy,
@@ -198,7 +198,7 @@ def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) ->
     known = POLICIES[str(policy)] if policy in POLICIES else None
     simulated = (
         engine["name"] == VLLM
-        and release >= RECORDED_SINCE
+        and release >= States.since
         and (policy is None or (known is not None and of_policy(known) is Scheduler))
         and all(engine.get(key, value) == value for key, value in REQUIRED["states"].items())
     )

@@ -49,7 +49,7 @@ def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
         raise ScenarioError(
             "engine.enable_prefix_caching",
             "must be false: a prefix cache of the states of linear "
-            f"attention or Mamba ({model.name}) is simulated with vLLM's rules from 0.32 on, for "
+            f"attention or Mamba ({model.name}) is simulated with vLLM's rules from 0.30 on, for "
             "fcfs and policies that only order the queue, without drafts, host tiers, pipeline "
             "stages and kv_role",
         )

@@ -94,6 +94,23 @@ def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
         assert list(Replay(case).rows()) == list(Replay(case, leap=True).rows()), case.name
 
 
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+@pytest.mark.parametrize("release", ["030", "031"])
+def test_states_without_exports_agree_with_the_first_releases(release: str, leap: bool) -> None:
+    """Recorded from 0.30.0 and 0.31.0, whose kernels export no states."""
+    golden = HERE / f"golden/old-states.{release}.jsonl.gz"
+    outcomes = conform(HERE / "cases/old-states.jsonl.gz", golden, leap=leap)
+    assert [outcome for outcome in outcomes if outcome.agrees] == outcomes, report(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 6000
+
+
+def test_a_request_preempts_itself_for_ever_where_vllm_lets_it() -> None:
+    """Drafts beside a window: 18 tokens and the slots of 4 drafts want more than 15 blocks."""
+    (outcome,) = conform(HERE / "cases/livelock.json")
+    assert outcome.agrees
+    assert outcome.steps == 300
+
+
 def test_each_field_of_the_derived_configuration_is_known(tmp_path: Path) -> None:
     """Recordings have what vLLM's own `create_engine_config` derived; a new field is refused."""
     cases, golden = HERE / "cases/states.jsonl.gz", HERE / "golden/states.jsonl.gz"

@@ -4,7 +4,7 @@ from math import isclose
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
@@ -19,6 +19,7 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
 from tests.support.engines import Clock, play, workload
 from tests.support.reference_speculative import Job, ReferenceSpeculative
 from tests.support.scenarios import errors
@@ -170,7 +171,11 @@ def test_no_draft_lies_beyond_the_longest_request() -> None:
 def test_sums_decide_as_the_plain_loop_does(
     load, k, share, size, num_blocks, seats, budget, method, windows
 ) -> None:
-    """Step by step: tokens, drafts, chunks, blocks, preemptions, and who is done."""
+    """Step by step: tokens, drafts, chunks, blocks, preemptions, and who is done.
+
+    A request alone may preempt itself for ever, where its chunk and the slots of its drafts are
+    more than the blocks beside a window: vLLM 0.33 does, as recorded, and nothing is compared.
+    """
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 40}
     fast = drafted(k, share, num_blocks, size, method, LayerGroups(*windows, budget), **limits)
     ahead, slots = 0 if method == "ngram" else k, int(method == "draft_model")
@@ -184,7 +189,11 @@ def test_sums_decide_as_the_plain_loop_does(
     now = 0.0
     while plain.waiting or plain.running:
         expected = plain.step()
-        step = fast.schedule(now)
+        try:
+            step = fast.schedule(now)
+        except HeadwayError:
+            assume(not windows[1])  # else it goes round in circles
+            raise
         found = {
             "decodes": step.decodes,
             "drafts": step.drafts,

@@ -20,6 +20,7 @@ class States(Feature):
 
     key = "mamba_cache_mode"
     lacking = "ends chunks anywhere", "end them where states are cached"
+    since = (0, 30, 0)
     live = "keeps no states"
 
     @classmethod
@@ -43,6 +44,7 @@ class States(Feature):
         assert isinstance(scheduler.blocks, StateManager)
         self._blocks = scheduler.blocks
         self._blocks.rests_states = scheduler.rules.rests_states
+        self._keeps_last = scheduler.rules.keeps_last_state
         threshold = scheduler.long_prefill_token_threshold
         most = scheduler.max_num_scheduled_tokens
         self._longest = min(most, threshold) if threshold else most
@@ -61,7 +63,7 @@ class States(Feature):
             whole = end // size * size
             if whole > start or size <= self._longest:
                 end = whole
-        stops = [] if exports else [(known - 1) // size * size]
+        stops = [] if exports else [(known - self._keeps_last) // size * size]
         if start % size and not exports:
             stops.append((start // size + 1) * size)
         junction = blocks.junction(request)

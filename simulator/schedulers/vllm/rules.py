@@ -86,6 +86,9 @@ class Rules(NamedTuple):
     rests_states: bool = True
     """A state that a request has named is new in one step alone. Before, as long as the request is
     in the block behind it."""
+    keeps_last_state: bool = True
+    """Of a prompt that fills its last block, a chunk ends one block before: there it can be found.
+    Before, at its end, which no prompt finds."""
     pads_new_decodes: bool = True
     """A request admitted for one token beside others that decode has places for drafts, too."""
     admits_cached: bool = True
@@ -116,6 +119,7 @@ RULES_SINCE: dict[str, Release] = {
     "caches_outcomes": (0, 33, 0),
     "hashes_beyond": (0, 33, 0),
     "rests_states": (0, 33, 0),
+    "keeps_last_state": (0, 32, 0),
     "pads_new_decodes": (0, 25, 0),
     "admits_cached": (0, 25, 0),
 }
