@@ -349,6 +349,9 @@ def validate(
         list[str] | None,
         silent("with --measured: COLUMN=VALUE where a run's cell is empty (repeatable)", "--set"),
     ] = None,
+    command: Annotated[
+        str | None, silent("with --measured: the servers' command where a run's cell has none")
+    ] = None,
     json: Annotated[
         Path | None,
         Parameter(help="with --measured: write every metric of every run here; --json=-: print it"),
@@ -373,12 +376,12 @@ def validate(
     if measured is not None:
         return _validate_measured(
             *(measured, run or [], json, out, reading),
-            cells=cells or [],
+            cells=[*(cells or []), *([f"command={command}"] if command else [])],
             profile=profile,
             sensitivity=sensitivity,
             quiet=quiet,
         )
-    given = {"--run": run, "--set": cells, "--sensitivity": sensitivity}
+    given = {"--run": run, "--set": cells, "--command": command, "--sensitivity": sensitivity}
     given |= dict.fromkeys((f"--{name.replace('_', '-')}" for name in reading.given), True)
     if alone := [name for name, value in given.items() if value]:
         raise HeadwayError(f"{alone[0]}: needs --measured")

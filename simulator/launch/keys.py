@@ -279,6 +279,13 @@ def _cache_dtype(launch: Launch, option: Option) -> None:
     _set(launch, "kv_cache_dtype", known[option.value], option)
 
 
+def _states_cache(launch: Launch, option: Option) -> None:
+    """Take none and align, whose states are at the ends of chunks."""
+    if option.value == "all":
+        raise _UnsimulatedError("is not simulated: each block of a prompt has a block of states")
+    _set(launch, "mamba_cache_mode", option.value, option)
+
+
 def _block_size(launch: Launch, option: Option) -> None:
     """Take a page that vLLM has kernels for: ROCm's MLA has 1, old releases 8."""
     if option.value is not None and option.value % 16 and option.value not in (1, 8):
@@ -338,6 +345,7 @@ OWN = {
     ("vllm", "max_model_len"): _longest,
     ("vllm", "block_size"): _block_size,
     ("vllm", "cache_dtype"): _cache_dtype,
+    ("vllm", "mamba_cache_mode"): _states_cache,
     ("sglang", "kv_cache_dtype"): _cache_dtype,
     ("vllm", "api_server_count"): _api_servers,
     ("vllm", "limit_per_prompt"): _text_alone,

@@ -8,6 +8,7 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.features import features_of
+from simulator.launch.fields import why_refused
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
@@ -88,6 +89,8 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         need("disable_hybrid_kv_cache_manager", REQUIRED["windows"], lacks, "false needs")
     if engine.speculative_config is not None:
         lacks = f"{name} verifies no drafts; fcfs does, and {ORDERING}, boost"
+        if name == "sglang":
+            lacks = f"is not simulated: {why_refused('speculative_algorithm')}"
         required = REQUIRED["drafts ahead" if engine.drafts_ahead else "drafts"]
         need("speculative_config", required, lacks)
         return _with_drafts(spec, engine.speculative_config)

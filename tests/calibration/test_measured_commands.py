@@ -1,6 +1,7 @@
 """`validate --measured`: a run's launch command fills its empty cells."""
 
 from calibration.measured.runs import read_runs
+from headway.cli.main import main
 
 
 def test_a_command_fills_empty_cells(tmp_path):
@@ -19,3 +20,12 @@ def test_a_command_fills_empty_cells(tmp_path):
     assert (second.flag("prefix_caching"), second.faults) == (False, ())
     assert "runs.csv:4: command: -dcp 2: is not simulated" in third.faults[0]
     assert "runs.csv:5: command: --watermark 0.1: has no column" in fourth.faults[0]
+
+
+def test_a_command_beside_the_file_is_that_of_all_its_runs(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text("run_id,gpu,model\na,H100,m\n")
+    assert main(["validate", "--measured", str(tmp_path), "--command", "vllm serve m -dcp 2"]) != 0
+    told = capsys.readouterr()
+    assert "command: -dcp 2: is not simulated" in told.out + told.err
+    assert main(["validate", str(tmp_path), "--command", "vllm serve m"]) == 2
+    assert "--command: needs --measured" in capsys.readouterr().err

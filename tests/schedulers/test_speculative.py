@@ -371,8 +371,9 @@ def test_drafting_costs_what_its_terms_say() -> None:
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, name: sglang",  # no cache would do
-            "engine.speculative_config: sglang verifies no drafts; fcfs does, and policies that "
-            "only order the queue: priority, sjf, boost",
+            "engine.speculative_config: is not simulated: drafts of SGLang take whole pages "
+            "ahead, for 2 * max(steps * topk, draft tokens) tokens, and its prefix tree has pairs "
+            "of tokens",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",
