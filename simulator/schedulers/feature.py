@@ -11,7 +11,6 @@ from simulator.core.request import Request, Step
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.schedulers.vllm.rules import Release
 
 Conflict = tuple[str, str, str]
 """A key, other keys that it contradicts, and what is wrong."""
@@ -35,7 +34,7 @@ class Feature:
     """The key of a scenario that turns it on."""
     lacking: ClassVar[tuple[str, str]] = ("", "")
     """What a policy that goes without it lacks, and what the others have."""
-    since: ClassVar[Release] = (0, 32, 0)
+    since: ClassVar[tuple[int, int, int]] = (0, 32, 0)
     """The first release of vLLM whose rules for it were recorded."""
     live: ClassVar[str] = ""
     """Why a live engine has it not."""

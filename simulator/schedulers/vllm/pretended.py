@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 GIB = 1 << 30
@@ -34,9 +35,7 @@ class Nothing(types.ModuleType):
 def pretended(gpu: Mapping[str, Any]) -> Iterator[None]:
     """Let vLLM take this machine for one with eight GPUs, of which `gpu` has name, gib and cc."""
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
-    import torch
-    import torch._ops
-    import torch.library
+    torch = import_module("torch")  # vLLM's
 
     for name in ("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch"):
         sys.modules.setdefault(f"vllm.{name}", types.ModuleType(f"vllm.{name}"))
