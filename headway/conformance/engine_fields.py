@@ -4,8 +4,7 @@ Each field must have its row in `simulator/launch/fields.csv`: one that a newer 
 change what it decides, and nobody has looked.
 """
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from simulator.launch.fields import fields
@@ -19,13 +18,19 @@ def derived_fields(blocks: dict[str, Any]) -> Row:
     """Write each block's fields with their values, by the name of its class."""
     return {
         type(block).__name__: {
-            field.name: _plain(getattr(block, field.name, None))
-            for field in dataclasses.fields(block)
-            if not field.name.startswith("_")
+            name: _plain(getattr(block, name, None))
+            for name in _names(block)
+            if not name.startswith("_")
         }
         for block in blocks.values()
         if block is not None
     }
+
+
+def _names(block: Any) -> Iterable[str]:
+    """Name the fields of a dataclass, as vLLM's, or of msgspec's, as SGLang's."""
+    names: Iterable[str] = getattr(block, "__struct_fields__", None) or block.__dataclass_fields__
+    return names
 
 
 def vllm_fields(config: Any) -> Row:
