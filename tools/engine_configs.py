@@ -88,7 +88,9 @@ def size_blocks(config: Any) -> None:
     delta = hasattr(config.model_config.hf_text_config, "linear_key_head_dim")
     if aligned and delta and gdn._resolve_gdn_prefill_backend(config)[1] == "flashinfer":
         config.compilation_config.static_forward_context["layer"] = Layer()
-    type(current_platform)._find_non_ssm_backends = lambda _: [FlashAttentionBackend]
+    platform = type(current_platform)
+    platform._find_non_ssm_backends = lambda _: [FlashAttentionBackend]
+    platform._find_non_ssm_backend = lambda _: FlashAttentionBackend  # up to 0.30
     current_platform.update_block_size_for_backend(config)
 
 
