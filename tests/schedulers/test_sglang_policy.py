@@ -95,7 +95,7 @@ def test_an_own_class_orders_and_counts_as_code(tmp_path: Path) -> None:
         ({"policy": "virtual-finish-time"}, "order: virtual-finish-time picks victims"),
         ({"policy": "static"}, "order: static is a scheduler of its own"),
         ({"policy": "sjff"}, "order: no policy 'sjff'; there are .*did you mean sjf"),
-        ({"policy": "sjf", "age": 3}, "order: age: sjf takes no such argument"),
+        ({"policy": "sjf", "age": 3}, "order.age: sjf takes no such argument"),
         ({"by": "hint"}, "order: must name a policy"),
         ("sjf", "order: must be fcfs, lof, .*not 'sjf'"),
     ],
