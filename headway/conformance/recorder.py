@@ -258,17 +258,14 @@ class Recorder:
 
     def state(self, request: Request) -> str:
         """Describe a request as it is now."""
-        scheduler = self.scheduler
-        status = self.out if request.preemptions else "waiting"
-        if request.finish >= 0:
+        status = request.state.replace("preempted", self.out)
+        if status == "finished":
             status = f"finished at {int(request.finish)}"
-        elif request in scheduler.running:
-            status = "running"
         return (
             f"request {request.id}: {status}, arrival {int(request.arrival)}, priority "
             f"{request.priority}, prompt {request.prompt_tokens}, answer "
             f"{self.received(request)} of {self.limits(request)}, computed "
-            f"{scheduler.decodes.computed(request)}, {self.out} {request.preemptions} times"
+            f"{self.scheduler.decodes.computed(request)}, {self.out} {request.preemptions} times"
         )
 
     def limits(self, request: Request) -> str:

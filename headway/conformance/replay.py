@@ -462,7 +462,7 @@ class Replay:
             recorder.write_empty()
         yield from lines
         yield from map(recorder.request_row, self.requests)
-        done = all(request.finish >= 0 for request in self.requests)
+        done = all(request.state == "finished" for request in self.requests)
         yield dump({"type": "end", "steps": recorder.steps, "complete": done})
 
     def log(self) -> Iterator[str]:

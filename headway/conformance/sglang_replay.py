@@ -218,7 +218,7 @@ class SglangRecorder(Recorder):
         row = super().request_fields(request)
         row["first_scheduled"] = self.first_scheduled.get(request.id)
         row["retractions"], row["reason"] = row.pop("preemptions"), None
-        if request.finish >= 0:
+        if request.state == "finished":
             stops = not request.ignore_eos and (request.max_tokens or 0) > request.output_tokens
             matched = stops and request.generated == request.output_tokens
             row["reason"] = "FINISH_MATCHED_TOKEN" if matched else "FINISH_LENGTH"

@@ -202,7 +202,7 @@ class DisaggregatedFleet(PairedFleet):
         wanted, under_way = self._client_requests[request.id], self._handoffs.get(request.id)
         if under_way is not None and request is under_way.job:
             self._computed(under_way)
-        elif request is not wanted and request.finish >= 0:
+        elif request is not wanted and request.state == "finished":
             handoff = Handoff(wanted, request, target, ready=self.env.now)
             if request not in self._producer(target).sending:
                 wanted.remote, handoff.state = ABSENT, "here"

@@ -221,7 +221,7 @@ class Autoscaler:
     def observe(self, request: Request) -> None:
         """Take note of a request that has ended; one that was given up has missed the SLO."""
         self._ended += 1
-        if request.finish < 0:
+        if request.state != "finished":
             return
         sent = self._sent[request.id]
         gaps = max(request.generated - 1, 1)

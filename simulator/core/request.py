@@ -2,10 +2,14 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
+
+
+State = Literal["waiting", "waiting_for_remote_kvs", "running", "preempted", "swapped", "finished"]
+"""Where a request is: vLLM's `RequestStatus`, of which V0 has `swapped`."""
 
 
 class Media(NamedTuple):
@@ -107,6 +111,19 @@ class Request:
             *(self.id, now, self.prompt_tokens, self.output_tokens, self.client, self.priority),
             *(self.segments, self.hint, self.max_tokens, self.ignore_eos, self.model),
         )
+
+    @property
+    def state(self) -> State:
+        """Where it is; it runs from its first computed token on."""
+        if self.finish >= 0:
+            return "finished"
+        if self.remote:
+            return "waiting_for_remote_kvs"
+        if self.computed or self.joined >= 0:
+            return "running"
+        if self.swapped:
+            return "swapped"
+        return "preempted" if self.preemptions else "waiting"
 
     @property
     def contents(self) -> Segments:

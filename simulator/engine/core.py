@@ -251,7 +251,7 @@ class EngineCore:
         while scheduler.waiting:
             self.record(scheduler.waiting.take(), UNFINISHED)
         for request in scheduler.running:
-            if request.finish < 0:
+            if request.state != "finished":
                 scheduler.close(request)
                 self.record(request, UNFINISHED)
 
@@ -276,9 +276,9 @@ class EngineCore:
         """Let the cancelled requests go: the step in flight has ended."""
         scheduler, stay = self.scheduler, dict[Request, None]()
         for request in self.cancelled:
-            if request.finish < 0 and scheduler.abandoned(request):
+            if request.state != "finished" and scheduler.abandoned(request):
                 stay[request] = None
-            elif request.finish < 0:
+            elif request.state != "finished":
                 scheduler.cancel(request)
         self.cancelled = stay
         self.loop.cancels |= bool(stay)
@@ -290,7 +290,7 @@ class EngineCore:
     def restart(self, scheduler: SchedulerInterface) -> list[Request]:
         """Go on with another scheduler; return the requests of the old one, which are lost."""
         old, log = self.scheduler, self.log
-        lost = [request for request in old.running if request.finish < 0]
+        lost = [request for request in old.running if request.state != "finished"]
         while old.waiting:
             lost.append(old.waiting.take())
         lost = [request for request in lost if request not in self.cancelled]
