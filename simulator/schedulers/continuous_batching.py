@@ -11,7 +11,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
-from simulator.util.from_mapping import raise_if
+from simulator.util.errors import MappingError
 
 MaxNewTokens = int | Literal["exact"] | None
 
@@ -57,13 +57,9 @@ class ContinuousBatching(SchedulerBase):
         self.max_new_tokens = max_new_tokens
         number = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
         good = max_new_tokens in (None, "exact") or (number and int(max_new_tokens or 0) > 0)
-        raise_if(
-            (
-                not good,
-                "max_new_tokens",
-                f"must be a whole number of at least 1, null or exact, not {max_new_tokens!r}",
-            )
-        )
+        if not good:
+            what = f"must be a whole number of at least 1, null or exact, not {max_new_tokens!r}"
+            raise MappingError("max_new_tokens", what)
         if self.whole_prompts:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
         SchedulerBase.__init__(

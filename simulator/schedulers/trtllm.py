@@ -9,7 +9,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.schedulers.interface import Traits
-from simulator.util.from_mapping import raise_if
+from simulator.util.errors import MappingError
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
     "GUARANTEED_NO_EVICT",
@@ -75,13 +75,9 @@ class TrtLlm(ContinuousBatching):
         max_model_len: int = 8192,
         enable_chunked_prefill: bool = False,
     ) -> None:
-        raise_if(
-            (
-                capacity_scheduler_policy not in POLICIES,
-                "capacity_scheduler_policy",
-                f"must be {', '.join(POLICIES)}, not {capacity_scheduler_policy!r}",
-            )
-        )
+        if capacity_scheduler_policy not in POLICIES:
+            what = f"must be {', '.join(POLICIES)}, not {capacity_scheduler_policy!r}"
+            raise MappingError("capacity_scheduler_policy", what)
         super().__init__(
             blocks,
             max_num_seqs,

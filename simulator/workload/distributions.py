@@ -347,13 +347,8 @@ Amounts = Annotated[Distribution, parse_distribution]
 def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None) -> Ints:
     """Turn uniform numbers into lengths, in whole tokens."""
     x = np.floor(kind.quantile(u, TOKENS, load) + 0.5)
-    raise_if(
-        (
-            not (x < MAX_TOKENS).all(),
-            "high",
-            f"without it a length became {x.max(initial=0):.3g} tokens",
-        )
-    )
+    if not (x < MAX_TOKENS).all():
+        raise MappingError("high", f"without it a length became {x.max(initial=0):.3g} tokens")
     return x.astype(np.int64)
 
 
