@@ -4,7 +4,8 @@ Each field must have its row in `simulator/launch/fields.csv`: one that a newer 
 change what it decides, and nobody has looked.
 """
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from simulator.launch.fields import fields
@@ -27,10 +28,12 @@ def derived_fields(blocks: dict[str, Any]) -> Row:
     }
 
 
-def _names(block: Any) -> Iterable[str]:
+def _names(block: Any) -> Iterator[str]:
     """Name the fields of a dataclass, as vLLM's, or of msgspec's, as SGLang's."""
-    names: Iterable[str] = getattr(block, "__struct_fields__", None) or block.__dataclass_fields__
-    return names
+    if hasattr(block, "__struct_fields__"):
+        yield from block.__struct_fields__
+    else:
+        yield from (field.name for field in dataclasses.fields(block))
 
 
 def vllm_fields(config: Any) -> Row:

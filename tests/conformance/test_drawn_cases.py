@@ -5,13 +5,17 @@
 """
 
 import gzip
+from dataclasses import InitVar, dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from headway.conformance.cases import read_cases
 from headway.conformance.compare import conform, read_goldens, report
 from headway.conformance.draw_cases import draw_case, main
+from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.replay import Replay
 from simulator.schedulers.vllm.rules import family_of, read_release
 from simulator.util.errors import HeadwayError
@@ -109,6 +113,19 @@ def test_a_request_preempts_itself_for_ever_where_vllm_lets_it() -> None:
     (outcome,) = conform(HERE / "cases/livelock.json")
     assert outcome.agrees
     assert outcome.steps == 300
+
+
+def test_what_is_no_field_of_an_instance_is_not_recorded() -> None:
+    """vLLM's classes have constants, and arguments that only `__init__` sees."""
+
+    @dataclass
+    class SchedulerConfig:
+        constant: ClassVar[int] = 1
+        argument: InitVar[bool] = False
+        max_num_seqs: int = 8
+
+    block = SimpleNamespace(scheduler_config=SchedulerConfig(), lora_config=None)
+    assert vllm_fields(block) == {"SchedulerConfig": {"max_num_seqs": 8}}
 
 
 def test_each_field_of_the_derived_configuration_is_known(tmp_path: Path) -> None:
