@@ -1,7 +1,9 @@
 """What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -21,7 +23,7 @@ from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
 """What is told of every advice, beside the metrics that it is for."""
@@ -166,7 +168,10 @@ def diagnose(
     where the scenario cannot be run; advice that cannot be followed says why.
     """
     scenario = as_scenario(scenario)
-    summary = run(scenario).whole().summary()
+    warned: set[str] = set()
+    with warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as caught:
+        summary = run(scenario).whole().summary()
+    warn_once((str(one.message) for one in caught), warned)
     findings = summary["headway"]["diagnosis"] or []
     advised: list[tuple[str, str, Mapping[str, Any]]] = []
     for finding in findings:
@@ -178,7 +183,8 @@ def diagnose(
     verdicts = [f"{one.slo.text} {one}{served_of(summary, one.slo)}" for one in judged]
     slos = [one.slo for one in judged]
     kept = [one for one in slos if _keeps(one, values, slos)]
-    trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
+    try_all = partial(_try_all, scenario, values, slos=slos, kept=kept, warned=warned, jobs=jobs)
+    trials = try_all(advised, progress=progress)
     gpus, price = resources(scenario, [values])
     missed = len(slos) - len(kept)
     as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
@@ -194,7 +200,7 @@ def diagnose(
     pairs = [*_pairs(good)]
     if slos and good and not good[0].missed:  # two may cost less than one that is enough
         pairs = [*_pairs([one for one in good[1:] if _price(one) < _price(good[0])])]
-    both = _try_all(scenario, values, pairs, slos, kept, jobs=jobs, progress=None)
+    both = try_all(pairs, progress=None)
     better_ones = [one for one in both if rank(one) < rank(good[0])]
     trials[:0] = sorted(better_ones, key=rank)
     return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts)
@@ -235,15 +241,17 @@ def _try_all(
     scenario: Scenario,
     values: MetricValues,
     advised: Sequence[tuple[str, str, Mapping[str, Any]]],
+    *,
     slos: Sequence[Slo],
     kept: Sequence[Slo],
-    *,
+    warned: set[str],
     jobs: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> list[Trial]:
     """Follow each advice, given with its rule and metric.
 
-    `values` are of the run as it is, and `kept` those of the service levels `slos` that it keeps.
+    `values` are of the run as it is, `kept` those of the service levels `slos` that it keeps, and
+    `warned` what has been warned of.
     """
     followed: list[Scenario | Outcome] = []
     for _, _, advice in advised:
@@ -253,7 +261,6 @@ def _try_all(
             followed.append(Outcome({}, error.messages))
     tasks = [one for one in followed if isinstance(one, Scenario)]
     outcomes = iter(run_all(_measure, tasks, jobs, progress))
-    warned: set[str] = set()
     trials = []
     for (rule, metric, advice), one in zip(advised, followed, strict=True):
         outcome = one if isinstance(one, Outcome) else next(outcomes)

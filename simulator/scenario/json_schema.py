@@ -31,7 +31,7 @@ GENERATOR_KEYS = {
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts begin with one of a few prefixes",
     "sessions": "conversations of several turns",
-    "clients": "number of clients, or the weight of each; null: no names",
+    "clients": "how many, the weight of each, or {name: weight}; null: no names",
     "priorities": "one of each client; the smaller, the more urgent",
     "max_tokens": "output tokens that a client allows, finish_reason length; null: the answer's "
     "own length, as vllm bench serve",

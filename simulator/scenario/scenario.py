@@ -415,11 +415,11 @@ class Scenario(Config):
         given = self._given(key, workload.model is not None, wrong)
         if given is None:
             return
-        from simulator.workload.adapters import draw_adapters, draw_models
+        from simulator.workload.adapters import draw_names
         from simulator.workload.generate import random_streams
 
-        draw = draw_models if key == "models" else draw_adapters
-        draw(workload, workload.sessions(), given, random_streams(self.seed)["models"])
+        weights, rng = getattr(given, "weights", given), random_streams(self.seed)["models"]
+        workload.model = draw_names(workload.sessions(), weights, rng)
 
     def _draw_multimodal(self, workload: Workload, load: TraceReader) -> None:
         """Draw the images and clips of a trace's prompts; its tokens are those of the texts."""

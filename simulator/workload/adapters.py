@@ -1,6 +1,6 @@
-"""Which adapters (LoRA), or which of several models, requests ask for, drawn by popularity."""
+"""Which client, model or adapter (LoRA) each request names, drawn by weight."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.util.from_mapping import Check, raise_if
 from simulator.workload.distributions import are_numbers, weighted_choice
-from simulator.workload.workload import Ints, Workload
+from simulator.workload.workload import Ints
 
 MOST = 1_000_000
 
@@ -36,37 +36,39 @@ class Adapters:
             (not 0 <= self.base <= 1, "base", f"{self.base} is not from 0 to 1"),
         )
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each by name; "": the model itself."""
+        popularity = np.arange(1.0, self.num_adapters + 1) ** -self.zipf
+        shares = (1 - self.base) * popularity / popularity.sum()
+        return {"": self.base} | {f"adapter-{k}": w for k, w in enumerate(shares.tolist(), 1)}
 
-def check_models(models: Any, adapters: Any) -> list[Check]:
+
+def good_weights(given: Any) -> bool:
+    """Say whether this is {name: weight}, or a list of weights, with one above 0."""
+    weights = [*given.values()] if isinstance(given, Mapping) else given
+    named = not isinstance(given, Mapping) or all(isinstance(name, str) for name in given)
+    return named and are_numbers(weights, 1) and 0 < sum(weights) < inf
+
+
+def check_models(models: object, adapters: object) -> list[Check]:
     """Check the key that says which of several models requests ask for."""
-    weights = [*models.values()] if isinstance(models, Mapping) else models
-    good = models is None or (are_numbers(weights, 1) and 0 < sum(weights) < inf)
-    named = not isinstance(models, Mapping) or all(isinstance(name, str) for name in models)
+    good = models is None or good_weights(models)
     return [
-        (not good or not named, "models", "must be {name: weight}, weights 0 or more, not all 0"),
+        (not good, "models", "must be {name: weight}, weights 0 or more, not all 0"),
         (models is not None and adapters is not None, "models", "cannot be used with adapters"),
     ]
 
 
-def draw_models(
-    work: Workload, session: Ints, models: Mapping[str, float], rng: "np.random.Generator"
-) -> None:
-    """Let each session, numbered from 0 on, ask for a model, in proportion to the weights."""
-    names, weights = [*models], np.array([*models.values()], np.float64)
+def draw_weighted(session: Ints, weights: Iterable[float], rng: "np.random.Generator") -> Ints:
+    """Draw an index for each session, numbered from 0 on, in proportion to the weights."""
     sessions = int(session.max(initial=-1)) + 1
-    work.model = [
-        names[k] for k in weighted_choice(weights, rng.random(sessions))[session].tolist()
-    ]
+    return weighted_choice(np.array([*weights], np.float64), rng.random(sessions))[session]
 
 
-def draw_adapters(
-    work: Workload, session: Ints, spec: Adapters, rng: "np.random.Generator"
-) -> None:
-    """Let each session, numbered from 0 on, ask for an adapter: adapter-1 is the most popular."""
-    popularity = np.arange(1.0, spec.num_adapters + 1) ** -spec.zipf
-    weights = np.concatenate(([spec.base], (1 - spec.base) * popularity / popularity.sum()))
-    sessions = int(session.max(initial=-1)) + 1
-    names = ["", *(f"adapter-{k}" for k in range(1, spec.num_adapters + 1))]
-    work.model = [
-        names[k] for k in weighted_choice(weights, rng.random(sessions))[session].tolist()
-    ]
+def draw_names(
+    session: Ints, weights: Mapping[str, float], rng: "np.random.Generator"
+) -> list[str]:
+    """Draw a name for each session, numbered from 0 on, in proportion to the weights."""
+    names = [*weights]
+    return [names[k] for k in draw_weighted(session, weights.values(), rng).tolist()]

@@ -7,7 +7,7 @@ stream each, all from one seed: to change one of them leaves the others as they 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, floor, inf
+from math import ceil, floor
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -23,8 +23,9 @@ from simulator.util.from_mapping import (
 from simulator.workload.adapters import (
     Adapters,
     check_models,
-    draw_adapters,
-    draw_models,
+    draw_names,
+    draw_weighted,
+    good_weights,
 )
 from simulator.workload.arrivals import ArrivalProcess, check_count
 from simulator.workload.distributions import (
@@ -34,10 +35,8 @@ from simulator.workload.distributions import (
     Lengths,
     TraceReader,
     Uniform,
-    are_numbers,
     read_lengths,
     token_counts,
-    weighted_choice,
 )
 from simulator.workload.multimodal import Multimodal, MultimodalDraws, read_multimodal
 from simulator.workload.sessions import (
@@ -101,7 +100,7 @@ class Generator(ArrivalProcess):
     prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
     prefix_groups: PrefixGroups | None = None
     sessions: Sessions | None = None
-    clients: int | Sequence[float] | None = None  # how many, or the weight of each
+    clients: int | Sequence[float] | Mapping[str, float] | None = None  # how many, or weights
     priorities: Sequence[int] | None = None  # of each client
     max_tokens: Lengths | None = None  # output tokens that each request's client allows
     adapters: Adapters | None = None
@@ -153,7 +152,7 @@ def check_clients(clients: object, priorities: object) -> list[Check]:
         (
             not _good_clients(clients),
             "clients",
-            f"{short_repr(clients)} is neither a number of clients nor a list of weights",
+            f"{short_repr(clients)} is neither a number of clients nor weights",
         ),
         *(check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
@@ -173,7 +172,7 @@ def _good_priorities(priorities: object, clients: object) -> bool:
     """Say whether there is one whole number for each client."""
     if priorities is None:
         return True
-    count = len(clients) if isinstance(clients, Sequence) else clients
+    count = len(clients) if isinstance(clients, Sequence | Mapping) else clients
     return (
         isinstance(priorities, Sequence)
         and len(priorities) == count
@@ -182,10 +181,10 @@ def _good_priorities(priorities: object, clients: object) -> bool:
 
 
 def _good_clients(clients: object) -> bool:
-    """Say whether this is a number of clients, or a list of weights with one above 0."""
+    """Say whether this is a number of clients, or weights."""
     if isinstance(clients, int) and not isinstance(clients, bool):
         return clients >= 1
-    return clients is None or (are_numbers(clients, 1) and 0 < sum(clients) < inf)
+    return clients is None or good_weights(clients)
 
 
 def input_lengths(spec: Generator) -> Distribution:
@@ -267,10 +266,8 @@ def generate_parts(
             work.segments = write_segments(*what, first=first, media=media)
         if spec.clients is not None:
             draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
-        if spec.adapters is not None:
-            draw_adapters(work, session, spec.adapters, rng["models"])
-        if spec.models is not None:
-            draw_models(work, session, spec.models, rng["models"])
+        if (names := spec.adapters.weights if spec.adapters else spec.models) is not None:
+            work.model = draw_names(session, names, rng["models"])
         work.source = f"generated, seed {seed}"
         first += len(new)
         yield work
@@ -318,15 +315,15 @@ def _sample(spec: Generator, seed: int, load: TraceReader | None) -> Workload:
 def draw_clients(
     work: Workload,
     session: Ints,
-    clients: int | Sequence[float],
+    clients: int | Sequence[float] | Mapping[str, float],
     priorities: Sequence[int] | None,
     rng: "np.random.Generator",
 ) -> None:
-    """Assign each session, numbered from 0 on, a client by weight, and the client's priority."""
-    weights = np.ones(clients) if isinstance(clients, int) else np.asarray(clients, np.float64)
-    sessions = int(session.max(initial=-1)) + 1
-    drawn = weighted_choice(weights, rng.random(sessions))[session]
-    work.client = [f"client-{k}" for k in drawn.tolist()]
+    """Assign each session a client by weight, and the client's priority."""
+    given = [1.0] * clients if isinstance(clients, int) else clients
+    named = given if isinstance(given, Mapping) else {f"client-{k}": w for k, w in enumerate(given)}
+    drawn, names = draw_weighted(session, named.values(), rng), [*named]
+    work.client = [names[k] for k in drawn.tolist()]
     if priorities is not None:
         work.priority = np.array(priorities, np.int64)[drawn]
 

@@ -224,6 +224,14 @@ def test_the_command(write, tmp_path: Path, capsys) -> None:
     assert not capsys.readouterr().out
 
 
+def test_what_all_runs_warn_of_is_said_once(write, capsys) -> None:
+    path = str(write(THREE.replace("num_seqs: 1,", "num_seqs: 1, scheduling_policy: priority,")))
+    assert main(["diagnose", path]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("all requests have the same priority") == 1
+    assert "raise engine.max_num_seqs" in told.out
+
+
 def test_bad_input(write, tmp_path: Path, capsys) -> None:
     """One line each, exit code 2."""
     for words_, told in (

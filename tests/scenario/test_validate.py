@@ -110,7 +110,7 @@ BAD = [
     ),
     (
         "workload: {clients: true}\n",
-        "s.yaml:1: workload.clients: true is neither a number of clients nor a list of weights",
+        "s.yaml:1: workload.clients: true is neither a number of clients nor weights",
     ),
     (
         "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",

@@ -304,10 +304,10 @@ def test_demo_is_like_azure(request):
             {"sessions": {"turns": 2, "think_time": -1}},
             "sessions.think_time: -1 is not finite and 0 or more",
         ),
-        ({"clients": 0}, "clients: 0 is neither a number of clients nor a list of weights"),
+        ({"clients": 0}, "clients: 0 is neither a number of clients nor weights"),
         (
             {"clients": [0, 0]},
-            "clients: [0, 0] is neither a number of clients nor a list of weights",
+            "clients: [0, 0] is neither a number of clients nor weights",
         ),
         ({"ramp_up_start_rps": 3}, "ramp_up_strategy: missing, but there is a rate to ramp up"),
         (
@@ -346,6 +346,17 @@ def test_all_refusals_at_once():
         "request_rate: -1 is not above 0",
         "num_prompts: 0 is less than 1",
     ]
+
+
+def test_clients_have_names_of_the_users_own():
+    """The same requests are theirs as of clients by number; a name is a word."""
+    named = generate({"num_prompts": 50, "clients": {"paid": 1, "batch": 3}, "priorities": [0, 7]})
+    numbered = generate({"num_prompts": 50, "clients": [1, 3]})
+    own = {"client-0": "paid", "client-1": "batch"}
+    assert named.client == [own[name] for name in numbered.client]
+    assert named.priority.tolist() == [{"paid": 0, "batch": 7}[name] for name in named.client]
+    for wrong in ({"a": 0}, {"a": -1, "b": 2}, {1: 2}, {}):
+        assert "nor weights" in generator_errors(clients=wrong)[0]
 
 
 def test_priorities_are_those_of_the_clients():
