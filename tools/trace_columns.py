@@ -29,15 +29,14 @@ def page(text: str) -> str:
 
 
 def _formats() -> Iterator[str]:
-    yield "| format | columns or keys used | without effect |"
-    yield "|---|---|---|"
+    yield "| format | columns or keys used |"
+    yield "|---|---|"
     for form in FORMATS.values():
         fields: dict[str, list[str]] = {}
         for name, field in form.used.items():
             fields.setdefault(field, []).append(f"`{name}`")
         used = "; ".join(f"{field}: {', '.join(names)}" for field, names in fields.items())
-        idle = ", ".join(f"`{name}`" for name in form.idle)
-        yield _row(f"`{form.name}`", used or OTHERS, idle)
+        yield _row(f"`{form.name}`", used or OTHERS)
 
 
 def _fields() -> Iterator[str]:
