@@ -342,7 +342,7 @@ def _told_beside(path: Path | None) -> list[str]:
     notes = []
     if (wrong := sibling_file(path, "errors.csv")) is not None:
         count = len(read_rows(wrong))
-        notes.append(f"{count:,} requests failed and are not compared: {wrong}")
+        notes.append(f"failed requests, which are not compared: {count:,}; see {wrong}")
     if (told := sibling_file(path, "summary.json")) is not None:
         with suppress(HeadwayError):
             notes += lateness_notes(read_json(told))

@@ -54,7 +54,7 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
         fitting = [offer for offer in offers if offer.scenario is not None] or offers
         best = max(fitting, key=lambda one: one.size * find_gpu(one.gpu).bandwidth)
         raise NoAnswerError(f"--buy: nothing can carry it, not even {best.label}: {best.never}")
-    runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
+    runs.enter(f"First look, short runs, the cheapest first; candidates: {len(live)}")
     _search(market.quick(), live, runs, market.most)
     ranked = ranked_offers(live)
     if not ranked and (routed := market.routed(live[:TOLD])):
@@ -87,7 +87,7 @@ def _widest(offers: Sequence[Offer]) -> str:
     if most is None:
         return "none could be run"
     at = max(trial.at for trial in most.result.trials)
-    return f"{len(tried)} candidates were tried, with up to {at:,.0f} replicas ({most.label})"
+    return f"candidates tried: {len(tried)}, with up to {at:,.0f} replicas ({most.label})"
 
 
 def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs, unbounded: int) -> None:

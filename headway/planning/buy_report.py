@@ -129,7 +129,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
         lines.append("GPUs are counted: not each of them has a price.")
     lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
     tried = [one for one in answer.offers if one.result.trials]
-    lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
+    lines.append(f"Candidates simulated: {len(tried)} of {len(answer.offers)}.")
     lines += [f"  {text}" for text in answer.variants]
     return [*lines, *_dropped(answer.offers), *_failed(tried)]
 

@@ -262,6 +262,6 @@ def table(found: Replayed, workload: Workload) -> str:
         )
     if causes := [one.error for one in found.requests if one.error]:
         lines.append(
-            f"{len(causes):,} requests failed, and are not in these figures; the first: {causes[0]}"
+            f"failed requests, not in these figures: {len(causes):,}; the first: {causes[0]}"
         )
     return "\n".join(lines)

@@ -256,7 +256,7 @@ def test_build_list_and_show(
         (["--tp", "3"], "--tp: 3 does not divide the 32 attention heads of llama-3-8b"),
         (["--model", "gpt-5"], "--model: no file"),
         (["--tp", "0"], "--tp: must be at least 1, not 0"),
-        (["--gpu", "L4"], "--gpu: L4 has no kernel tables; there are those of A100-80GB, "),
+        (["--gpu", "L4"], "--gpu: L4 has no kernel tables; take one of A100-80GB, "),
         (["--gpu", "H1000"], "--gpu: no GPU 'H1000' in the table"),
         (["--gpu", "H200"], "has neither h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"),
         (["--quantization", "fp7"], "--quantization: must be one of fp8, int8, int4, nvfp4"),

@@ -200,7 +200,7 @@ def test_a_server_that_dies_is_told_and_the_exit_code_is_1(tmp_path: Path) -> No
         server.kill()
         told, _ = program.communicate(timeout=60)
     assert program.returncode == 1
-    assert "39 requests failed, and are not in these figures; the first: the server " in told
+    assert "failed requests, not in these figures: 39; the first: the server " in told
     causes = {text.partition(":")[0] for text in pd.read_csv(out / "errors.csv").error}
     assert causes <= {"the server broke the connection", "the server takes no connections"}
 
@@ -357,7 +357,7 @@ def test_what_a_measurement_says_of_its_own_faults_is_noted(
     (outcome,) = validate_measured(tmp_path)
     failed, sent, answered, *_, replayed = outcome.notes[1:]
     assert replayed.endswith("failed requests that are replayed until their clients let go: 1")
-    assert failed == f"1 requests failed and are not compared: {tmp_path / 'errors.csv'}"
+    assert failed == f"failed requests, which are not compared: 1; see {tmp_path / 'errors.csv'}"
     assert sent.startswith("the client sent requests ")
     assert answered.startswith("the simulated server answered 250.0 ms late (P99)")
     assert f"warning: {answered}" in table(found, load)

@@ -58,7 +58,7 @@ def test_an_answer_that_claude_code_wrote_in_parts_counts_once(put):
     work, said = told(put("\n".join(map(json.dumps, rows))))
     assert (work.arrival.tolist(), work.output_tokens.tolist()) == ([0, 7], [90, 20])
     assert work.prompt_tokens.tolist() == [1004, 1004]
-    assert said[0].endswith("lines of answers told before, or of none, are left out: 3")
+    assert said[0].endswith("lines without a new answer are left out: 3")
 
 
 def test_dots_of_thousands_are_refused(put):

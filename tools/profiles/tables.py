@@ -106,7 +106,7 @@ def find_gpu_tables(name: str) -> GpuTables:
         if tables.gpu is gpu:
             return tables
     known = ", ".join(tables.gpu.name for tables in GPU_TABLES)
-    raise HeadwayError(f"--gpu: {gpu.name} has no kernel tables; there are those of {known}")
+    raise HeadwayError(f"--gpu: {gpu.name} has no kernel tables; take one of {known}")
 
 
 def find_table(data: Path, path: str, source: str) -> Path:

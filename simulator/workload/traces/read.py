@@ -174,7 +174,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     workload = workload_of(table, arrival, f"{path.name} ({form})")
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())
     if early:
-        text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"
+        text = f"{path}: requests earlier than one before them: {early}; sorted by arrival"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
         workload = take(workload, np.argsort(session_starts(workload), kind="stable"))
     return workload

@@ -107,7 +107,7 @@ def read_pieces(
         origin = held[0][0] if origin is None else origin
         yield _timed(held[1], held[0], origin, units)
     if early:
-        text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"
+        text = f"{path}: requests earlier than one before them: {early}; sorted by arrival"
         warnings.warn(text, HeadwayWarning, 2)
     warn_of_trace(path, failed, ledger)
 
@@ -172,7 +172,7 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
         if first is not None:
             period = (last - first) * (1 + 1 / max(count - chosen.skip - 1, 1))
     if long:
-        text = f"max_input_len, max_output_len: {long} requests are longer and are left out"
+        text = f"max_input_len, max_output_len: longer requests, which are left out: {long}"
         warnings.warn(text, HeadwayWarning, stacklevel=2)
 
 

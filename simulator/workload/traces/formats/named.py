@@ -105,7 +105,7 @@ def _once(path: Path, found: list[Item]) -> list[Item]:
             first |= {name: value for name, value in row.items() if "tokens" in name}
     others = len(found) - len(answers)
     if others:
-        text = f"{path}: {ANSWER}: lines of answers told before, or of none, are left out: {others}"
+        text = f"{path}: {ANSWER}: lines without a new answer are left out: {others}"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
     return [*answers.values()]
 
