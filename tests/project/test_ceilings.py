@@ -28,6 +28,7 @@ GRANTS = {
     "time on servers nobody tuned on": (400, 400, 0, 0),
     "recordings by the configuration that vLLM derives itself": (70, 130, 0, 0),
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
+    "traces, as a stranger read them": (120, 120, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
 FEATURES = {

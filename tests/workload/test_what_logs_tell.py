@@ -101,7 +101,7 @@ def test_langfuse_counts_apart_what_came_from_a_cache_or_was_thought(put):
     span["usageDetails"] = {"input": 300, "input_cached_tokens": 700, "output": 60}
     span["usageDetails"] |= {"output_reasoning_tokens": 100, "total": 1160}
     whole = span | {"usageDetails": span["usageDetails"] | {"total": 360}}
-    work, _ = told(put("\n".join(json.dumps(one) for one in (span, whole))))
+    work, _ = told(put("\n".join(json.dumps(one) for one in (span, whole | {"id": "b"}))))
     assert work.prompt_tokens.tolist() == [1000, 300]
     assert work.output_tokens.tolist() == [160, 60]
 

@@ -4,6 +4,7 @@ How to add one is told in the package's `__init__`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
@@ -166,6 +167,7 @@ class Problems:
         self.count = 0
         self.messages: list[str] = []
         self.kinds: set[tuple[str, str]] = set()  # columns and what is wrong, but for the values
+        self.notes: Counter[str] = Counter()  # what changes the load, with its counts
 
     def add(self, line: int, column: str, wrong: str) -> int:
         """Note a problem and return its number from 0 on; past the first few it is only counted."""

@@ -1,6 +1,7 @@
 """Whole columns of requests become a table: lengths, times, what prompts share, and notes."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import nan
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.prefixes import read_prefixes
 from simulator.workload.select import renumbered
@@ -76,6 +78,7 @@ def make_table(
             values[broken[kept]] = nan
     _add_contents(path, table, columns, kept)
     _add_notes(table, part)
+    _add_cuts(table, part)
     if "arrival" in columns and failed.any():
         lost = _part(columns, np.flatnonzero(failed))
         table.lost = _rows(lost, units)
@@ -188,8 +191,13 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
 
 
 def _add_notes(table: Table, columns: Columns) -> None:
-    """Tell of what changes the load, and cannot be simulated."""
-    names = table.ledger.name_of
+    """Tell of what changes the load, and cannot be simulated; of several answers once."""
+    names, segments = table.ledger.name_of, table.segments
+    if "several" in columns:
+        once = np.unique(table.rows, return_index=True)[1]
+        columns = _part(columns, once)
+        segments = segments and pick(segments, once.tolist())
+    alone = _alone(segments, len(columns["output"]))
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
         count = sum(is_told(field, word) for word in columns[field])
         differ = "model" not in columns and len({*columns[field]}) > 1
@@ -197,12 +205,12 @@ def _add_notes(table: Table, columns: Columns) -> None:
             table.ledger.note(f"{names[field]}: requests that {NOTED[field][1]}", count)
     cached = columns.get("cached")
     if cached is not None and cached.any():
-        share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
+        share = f"{cached.sum() / columns['prompt'].sum():.1%} of input tokens"
         table.ledger.facts.append(("cached as recorded", share))
-        if table.segments is None:
+        if unshared := int(cached[alone].sum()):
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",
-                int(cached.sum()),
+                unshared,
                 "; nothing says which prompts share them, so none do here: name prefix=, or "
                 f"cached={names['cached']} lets all begin alike",
             )
@@ -215,11 +223,43 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
                 f"{field}={name}:ms says that it does not"
             )
-    several = [one for one in columns.get("conversation", ()) if one != UNTOLD["conversation"]]
-    if table.segments is None and (later := len(several) - len(set(several))):
+    later = _comes_again(columns.get("conversation", ()), UNTOLD["conversation"])
+    by_group = "prefix_tokens" in columns and "prefix_request" not in columns
+    if unshared := sum(
+        again and (by_group or lone) for again, lone in zip(later, alone, strict=bool(later))
+    ):
         name = names["conversation"]
         told = f"; their prompts share nothing here, but with prefix={name}"
-        table.ledger.note(f"{name}: requests that continue a conversation", later, told)
+        table.ledger.note(f"{name}: requests that continue a conversation", unshared, told)
+    if "request_id" in names and (twice := sum(_comes_again(columns["request_id"], ""))):
+        text = f"{names['request_id']}: requests whose id came before, played all the same"
+        table.ledger.note(text, twice)
+
+
+def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
+    """Return which prompts begin as no other one does."""
+    begins = [parts[0][0] if parts else None for parts in segments or [None] * size]
+    count = Counter(begins)
+    return np.array([one is None or count[one] == 1 for one in begins], np.bool_)
+
+
+def _comes_again(names: Sequence[str], untold: str) -> list[bool]:
+    """Return which names came before."""
+    first = {name: k for k, name in reversed([*enumerate(names)])}
+    return [name != untold and first[name] < k for k, name in enumerate(names)]
+
+
+def _add_cuts(table: Table, columns: Columns) -> None:
+    """Tell of answers that are longer than what their clients allow."""
+    if table.max_tokens is None or "asked" in columns:
+        return
+    over = np.where(table.max_tokens > 0, table.output - table.max_tokens, 0)
+    if (over > 0).any():
+        name = table.ledger.name_of["max_tokens"]
+        table.ledger.note(
+            f"{name}: answers longer than it allows, cut there", int((over > 0).sum())
+        )
+        table.ledger.note(f"{name}: output tokens that this cuts off", int(over[over > 0].sum()))
 
 
 def _rows(columns: Columns, units: Mapping[str, float]) -> Table:

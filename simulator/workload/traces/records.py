@@ -50,7 +50,7 @@ from simulator.workload.traces.values import (
 )
 from simulator.workload.workload import Ints
 
-WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media")
+WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media", "request_id")
 CHANGING = {*NAMES["changing"].split(), *JUDGED, *NOTED}
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
@@ -189,6 +189,8 @@ class Records:
         ledger = sort_columns(
             self.names, {**used_as(self.sources), **self.form.beside}, self.form.idle
         )
+        for text, count in (+self.problems.notes).items():
+            ledger.note(text, count)
         for field, count in self.beside.items():
             name, why = ledger.name_of[field], BESIDE[field]
             ledger.note(f"{name}: requests left out", count, f", {why}")

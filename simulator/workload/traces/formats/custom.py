@@ -63,4 +63,7 @@ def sharegpt(
             prompt, output = (ceil(len(one) / chars_per_token) for one in texts)
             fits = prompt <= LONGEST_PROMPT and prompt + output <= LONGEST
             if fits and min(prompt, output) >= SHORTEST:
-                yield line, {"conversations": [prompt, output]}
+                problems.notes["conversations: later messages left out"] += len(turns) - 2
+                yield line, {"conversations[0]": prompt, "conversations[1]": output}
+                continue
+        problems.notes["conversations left out, as vllm bench serve does"] += 1

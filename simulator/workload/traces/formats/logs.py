@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from simulator.workload.traces.documents import (
     objects_of,
     read_text,
 )
-from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
+from simulator.workload.traces.fields import NAMES, NEEDED, find_fields, parse_date, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
 from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.outcomes import NO_GENERATION
 from simulator.workload.traces.records import Records
 
 LANGFUSE = "langfuse.observation."
@@ -27,28 +29,53 @@ IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
 """Attributes in which Langfuse's SDK writes JSON as text."""
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
+TRACES = ("traceId", "context.trace_id")
+KINDS, MODELS, CALL = (NAMES[f"spans' {what}"].split() for what in ("kinds", "models", "calls"))
 
 
 def spans(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the spans that tell their tokens; one that others with tokens lie in is their sum."""
-    found, columns = list(_all_spans(path, problems)), FORMATS["otel"].columns
+    columns, notes = FORMATS["otel"].columns, problems.notes
+    every = [*_all_spans(path, problems)]
+    found = [*{_key(span) or k: (line, span) for k, (line, span) in enumerate(every)}.values()]
+    notes["spanId: spans that come again left out"] = len(every) - len(found)
     kept = [
-        (line, span)
-        for line, span in found
-        if all(any(span.get(name) is not None for name in columns[f].names) for f in NEEDED)
+        all(any(span.get(name) is not None for name in columns[f].names) for f in NEEDED)
+        for _, span in found
     ]
-    if found and not kept and not problems.count:
+    if found and not any(kept) and not problems.count:
         raise HeadwayError(
             f"{path}:{found[0][0]}: gen_ai.usage.input_tokens: no span tells its tokens"
         )
     parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
     sums = set()
-    for _, span in kept:
+    for _, span in compress(found, kept):
         parent = _first(span, PARENTS)
         while parent is not None and parent not in sums:
             sums.add(parent)
             parent = parents.get(parent)
-    yield from ((line, span) for line, span in kept if _first(span, IDS) not in sums)
+    for (line, span), told in zip(found, kept, strict=True):
+        if _first(span, IDS) in sums:
+            notes["enclosing spans left out, each taken as the sum of its children"] += told
+        elif told:
+            yield line, span
+        else:
+            notes["requests left out, which have no token counts"] += _is_call(span)
+
+
+def _key(span: Mapping[str, Any]) -> object:
+    """Return what names a span among all; None: nothing does."""
+    name = _first(span, IDS)
+    return name and (_first(span, TRACES), name)
+
+
+def _is_call(span: Mapping[str, Any]) -> bool:
+    """Return whether a span is a call to generate text, by its kind, else by what it names."""
+    kinds = [str(span[name]).lower() for name in KINDS if span.get(name)]
+    if kinds:
+        good, bad = "|".join(CALL), NO_GENERATION
+        return any(re.search(good, one) and not re.search(bad, one) for one in kinds)
+    return any(span.get(name) for name in MODELS)
 
 
 def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:

@@ -56,7 +56,7 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     needed = {"prompt": sources["prompt"].names} if sources else None
     of_csv = line[0] not in "{["
     some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
-    found = _once(path, list(some))
+    found = _once(problems, list(some))
     problems.stop()
     names = list(dict.fromkeys(name for _, row in found for name in row))
     for source in (sources or {}).values():
@@ -91,7 +91,7 @@ def json_requests(
     yield from flat_objects(text, steps, problems)
 
 
-def _once(path: Path, found: list[Item]) -> list[Item]:
+def _once(problems: Problems, found: list[Item]) -> list[Item]:
     """Merge the lines of each answer that a client wrote as it streamed: the last one's tokens.
 
     Claude Code does so, and writes lines of no answer between them.
@@ -103,10 +103,8 @@ def _once(path: Path, found: list[Item]) -> list[Item]:
         if row.get("message.usage.output_tokens") is not None:
             _, first = answers.setdefault(row[ANSWER], (line, row))
             first |= {name: value for name, value in row.items() if "tokens" in name}
-    others = len(found) - len(answers)
-    if others:
-        text = f"{path}: {ANSWER}: lines without a new answer are left out: {others}"
-        warnings.warn(text, HeadwayWarning, stacklevel=3)
+    text = f"{ANSWER}: lines without a new answer are left out"
+    problems.notes[text] = len(found) - len(answers)
     return [*answers.values()]
 
 

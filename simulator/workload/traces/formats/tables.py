@@ -51,15 +51,12 @@ def is_trtllm(head: Head) -> bool:
 
 def aiperf(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests of the measured phase, not those of the warm-up."""
-    key, warmup = "metadata.benchmark_phase", 0
+    key = "metadata.benchmark_phase"
     for line, values in json_requests(path, problems):
         if values.get(key) == "warmup":
-            warmup += 1
+            problems.notes[f"{key}: requests of the warm-up left out"] += 1
         else:
             yield line, values
-    if warmup:
-        told = f"{path}: {key}: requests of the warm-up left out: {warmup}"
-        warnings.warn(told, HeadwayWarning, stacklevel=2)
 
 
 def guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
@@ -74,19 +71,15 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
     elif len(benchmarks) > 1:
         told = f"{path}: benchmarks: {len(benchmarks)} loads follow one another in it"
         warnings.warn(f"{told}; --result 1 reads the first alone", HeadwayWarning, stacklevel=2)
-    negative = 0
     for k in chosen:
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
             for line, values in flat_objects(text, ("benchmarks", k, "requests", kind), problems):
                 first = values.get("time_to_first_token_ms")
                 if isinstance(first, float) and first < 0:  # guidellm's, where no token was timed
-                    negative += 1
+                    problems.notes["time_to_first_token_ms: below 0, and not taken: requests"] += 1
                     values["time_to_first_token_ms"] = None
                 yield line, values | failed
-    if negative:
-        told = f"{path}: time_to_first_token_ms: below 0, and not taken: requests: {negative}"
-        warnings.warn(told, HeadwayWarning, stacklevel=2)
 
 
 BENCH_LISTS = {"start_times", "input_lens", "output_lens", "ttfts", "errors", "itls"}
