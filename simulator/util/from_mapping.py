@@ -234,15 +234,17 @@ def read_keys(
     found: dict[str, Any] = {}
     faults: list[FieldError] = []
     for name, field in known.items():
+        meaning = f" ({field.description})" if field.description else ""
         try:
             if name in values:
                 found[name] = read(field.kind, values[name], {**limits, **field.limits})
             elif field.default is dataclasses.MISSING:
-                faults.append(((name,), "is missing"))
+                faults.append(((name,), f"is missing{meaning}"))
             else:
                 found[name] = field.default
         except ValueError as error:
-            faults += field_errors((name,), error)
+            unit = meaning if re.search(r"\bfloat\b", str(field.kind)) else ""
+            faults += [(key, what + unit) for key, what in field_errors((name,), error)]
     return found, faults
 
 

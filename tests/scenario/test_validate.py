@@ -70,11 +70,12 @@ BAD = [
     ),
     (
         "engine:\n  gpu_memory_utilization: 1.1\n",
-        "s.yaml:2: engine.gpu_memory_utilization: must be at most 1, not 1.1",
+        "s.yaml:2: engine.gpu_memory_utilization: must be at most 1, not 1.1 (share of its GPU's "
+        "memory that an engine uses)",
     ),
     (
         "engine:\n  gpu_memory_utilization: .nan\n",
-        "s.yaml:2: engine.gpu_memory_utilization: must be a number, not nan",
+        "s.yaml:2: engine.gpu_memory_utilization: must be a number, not nan (share of ...",
     ),
     (
         "engine:\n  num_gpu_blocks_override: 1\n",
@@ -89,7 +90,11 @@ BAD = [
     ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),
     ("name: 12\n", "s.yaml:1: name: must be text, not 12"),
     ("seed: -1\n", "s.yaml:1: seed: must be at least 0, not -1"),
-    ("goodput:\n  ttft: 0\n", "s.yaml:2: goodput.ttft: must be more than 0, not 0"),
+    (
+        "goodput:\n  ttft: 1s\n",
+        "s.yaml:2: goodput.ttft: must be a number, not '1s' (longest time to first token, ms)",
+    ),
+    ("goodput:\n  ttft: 0\n", "s.yaml:2: goodput.ttft: must be more than 0, not 0 (longest ..."),
     (
         "engine:\n  scheduling_policy: {name: fcfs}\n",
         "s.yaml:2: engine.scheduling_policy: the mapping needs a key `policy`: a name or "
@@ -130,7 +135,7 @@ BAD = [
     ),
     (
         "engine: {swap_space: 1e300}\n",
-        "s.yaml:1: engine.swap_space: must be at most 1e+06, not 1e+300",
+        "s.yaml:1: engine.swap_space: must be at most 1e+06, not 1e+300 (GiB of host ...",
     ),
     (
         "workload:\n  random_input_len: 4\n",
@@ -148,7 +153,7 @@ BAD = [
         "workload:\n  max_concurrency: 0\n",
         "s.yaml:2: workload.max_concurrency: must be at least 1, not 0",
     ),
-    ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing"),
+    ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing (the file, ..."),
     (
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
         "s.yaml:2: workload.request_rate: needs a generator; beside trace there is "

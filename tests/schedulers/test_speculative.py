@@ -342,11 +342,16 @@ def test_drafting_costs_what_its_terms_say() -> None:
 
 # ---------------------------------------------------------------- what is refused
 
+ACCEPTANCE = SpeculativeConfig.model_fields["acceptance"].description
+
 
 @pytest.mark.parametrize(
     ("engine", "told"),
     [
-        ("{num_speculative_tokens: 3}", "engine.speculative_config.acceptance: is missing"),
+        (
+            "{num_speculative_tokens: 3}",
+            f"engine.speculative_config.acceptance: is missing ({ACCEPTANCE})",
+        ),
         (
             "{num_speculative_tokens: 3, acceptance: [0.5, 0.4]}",
             "engine.speculative_config.acceptance: must be one probability for each of the "
@@ -356,7 +361,7 @@ def test_drafting_costs_what_its_terms_say() -> None:
             (
                 f"{{num_speculative_tokens: 2, acceptance: {value}}}",
                 "engine.speculative_config.acceptance: must be from 0 to 1, or a list of such "
-                f"numbers, not {told}",
+                f"numbers, not {told} ({ACCEPTANCE})",
             )
             for value, told in (("1.5", "1.5"), ("[0.5, x]", "[0.5, 'x']"), (".nan", "nan"))
         ),
