@@ -17,7 +17,7 @@ from headway.twin.clock import RealTimeClock
 from headway.twin.fault_injection import FaultInjector
 from headway.twin.kv_events import Publisher
 from simulator.core.alarm import Alarm
-from simulator.core.log import UNFINISHED, Log, pack_request
+from simulator.core.log import REJECTED, UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Step
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
@@ -172,6 +172,21 @@ class LiveEngine:
         One that should have come at `due`, s, gets its tokens as much before their time as it is
         late; and as this process usually is, in seeing a request and once more in sending a token.
         """
+        request, now, door = self._take_in(asked), asked.arrival, self.cores[0].door
+        if door is not None:  # which `refuses` has asked
+            door.enter(request)
+        self.sent[request.id] = now
+        self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
+        stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
+        if due is not None:
+            stream.lead = max(now - due, 0.0)
+            stream.ahead = stream.lead + 2 * self.clock.usual_delay()
+        self._submit(request)
+        self.clock.catch_up()
+        return stream
+
+    def _take_in(self, asked: Asked) -> Request:
+        """Make a request of what is asked for, now."""
         self.clock.advance()
         asked.arrival = now = self.env.now
         self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
@@ -184,15 +199,20 @@ class LiveEngine:
         asked.hint = request.hint = None if hint is None else int(min(hint, most))
         self._serial += 1
         self._asked.append(asked)
-        self.sent[request.id] = now
-        self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
-        stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
-        if due is not None:
-            stream.lead = max(now - due, 0.0)
-            stream.ahead = stream.lead + 2 * self.clock.usual_delay()
-        self._submit(request)
-        self.clock.catch_up()
-        return stream
+        return request
+
+    def refuses(self, asked: Asked, count: int) -> str:
+        """Return the limit of the queue that keeps a request for `count` answers out; "": none.
+
+        One that is kept out is written down, as the first of its answers.
+        """
+        self.clock.advance()
+        core = self.cores[0]
+        why = "" if core.door is None else core.door.refuses(self.env.now, count)
+        if why:
+            core.record(self._take_in(asked), REJECTED)
+            self._prune()
+        return why
 
     def cancel(self, stream: Stream) -> bool:
         """Let a request go whose client has hung up; say whether the engine could."""

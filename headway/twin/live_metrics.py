@@ -196,7 +196,9 @@ class LiveMetrics:
         live = self.engine.streams.values()
         preempted = sum(one.request.preemptions for one in live if one.core is core)
         values["num_preemptions_total", ""] += preempted
-        values |= {(name, ""): value for name, value in self.engine.gauges[core].items()}
+        gone = not core.scheduler.running and not core.scheduler.waiting  # since the last step
+        gauges = self.engine.gauges[core].items()
+        values |= {(name, ""): 0.0 if gone else value for name, value in gauges}
         waiting = values["num_requests_waiting", ""]
         values["num_requests_waiting_by_reason", "capacity"] = waiting
         values["engine_sleep_state", "awake"] = 1

@@ -122,9 +122,9 @@ ENCODING = np.dtype(
     ]
 )
 REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
-"""Ended by itself; cut at max_tokens or max_model_len; could never fit; still there when the run
-was stopped, or when its client hung up; of a cluster's clients: refused by its admission control,
-given up after a timeout."""
+"""Ended by itself; cut at max_tokens or max_model_len; could never fit, or came beyond a limit of
+the queue; still there when the run was stopped, or when its client hung up; of a cluster's clients:
+refused by its admission control, given up after a timeout."""
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 
 PACKED = {"step_rows": STEP, "request_rows": REQUEST, "run_rows": RUN}

@@ -1,18 +1,19 @@
-"""Requests that were lost: rejected since they can never fit, or given up by their clients."""
+"""Requests that were lost: rejected as too large or by a full queue, or given up by clients."""
 
 import numpy as np
 
 from simulator.core.log import REJECTED
 from simulator.diagnosis.advice import AdvisedEvidence, Advisor
-from simulator.diagnosis.finding import Finding
+from simulator.diagnosis.finding import Finding, turn
 from simulator.results.request_table import RETRY
+from simulator.schedulers.door import REQUESTS, TOKENS
 
 GIVEN_UP = 0.01  # share of the requests
 TRIED = 0.05  # share of the requests' time that goes to tries before the last
 
 
 def rejected(run: AdvisedEvidence) -> Finding | None:
-    """Requests were rejected: their prompt or their KV blocks exceed what the engine has."""
+    """Requests were rejected: they exceed what the engine has, or a limit of its queue."""
     table = run.table
     refused = table.reason == REJECTED
     if not (count := int(refused.sum())):
@@ -22,17 +23,26 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     load, longest = table.workload, advisor.spec.max_model_len
     prompt = load.prompt_tokens[refused]
     total = np.minimum(prompt + load.output_tokens[refused] - 1, longest - 1)
-    blocks = advisor.spec.num_gpu_blocks - 1
+    blocks, size = advisor.spec.num_gpu_blocks - 1, advisor.engine.block_size
+    limits = {key: getattr(advisor.engine, key) for key in (REQUESTS, TOKENS)}
+    limits = {key: most for key, most in limits.items() if most is not None}
+    outside = int(((prompt < longest) & (-(-total // size) <= blocks)).sum()) if limits else 0
+    share = count / len(refused)
+    lost = f"{count:,} of {len(refused):,} requests were rejected ({share:.1%})"
+    figures = {"rejected": count, "share_of_requests": share}
+    if 2 * outside > count:
+        advice = [turn(f"engine.{key}", most, None) for key, most in limits.items()]
+        which = " and ".join(f"engine.{key} ({most:,})" for key, most in limits.items())
+        text = f"{lost}: {outside:,} by {which}, limits of the queue (503)."
+        return Finding(share, text, "completed", advice, {**figures, "beyond_limits": outside})
     long = int((prompt >= longest).sum())
     if 2 * long > count:
         why = f"the longest prompt has {prompt.max():,} tokens, max_model_len is {longest:,}"
     else:
-        size = advisor.engine.block_size
         why = (
             f"the largest has {total.max():,} tokens, {-(-int(total.max()) // size):,} KV blocks; "
             f"there are {max(blocks, 0):,}"
         )
-    share = count / len(refused)
     advice = advisor.room(int(prompt.max()) if 2 * long > count else 0, int(total.max()))
     helps, most = "", advisor.spec.model.max_position_embeddings
     if not advice:
@@ -41,10 +51,10 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
         helps = f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
     return Finding(
         share,
-        f"{count:,} of {len(refused):,} requests were rejected ({share:.1%}): {why}.{helps}",
+        f"{lost}: {why}.{helps}",
         "completed",
         advice,
-        {"rejected": count, "share_of_requests": share, "kv_blocks": blocks},
+        {**figures, "kv_blocks": blocks},
     )
 
 

@@ -122,14 +122,15 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
         scheduler = self.scheduler
-        door = self.door
+        door, refused = self.door, False
         if door is not None:
             self.loop.catch_up()
-        if (door is not None and door.refuses(self.env.now)) or not scheduler.fits(request):
+            # A live server asks the door itself, once for all answers to a request.
+            refused = request not in door.present and bool(door.refuses(self.env.now))
+            door.enter(request)
+        if refused or not scheduler.fits(request):
             self.record(request, REJECTED)
             return
-        if door is not None:
-            door.enter(request)
         self.log.joined.append(self.env.now)
         self.loop.arrived(self, changes=scheduler.add(request))
 

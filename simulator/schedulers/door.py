@@ -18,10 +18,13 @@ class Door:
         self.present: dict[Request, None] = {}
         self.refusals = {REQUESTS: 0, TOKENS: 0}
 
-    def refuses(self, now: float) -> str:
-        """Return the limit that keeps a request out at a time, s, and count it; "": none does."""
+    def refuses(self, now: float, count: int = 1) -> str:
+        """Return the limit that keeps a request out at a time, s, and count it; "": none does.
+
+        One for several answers takes up as many places, and is kept out as a whole.
+        """
         why = ""
-        if self.requests is not None and len(self.present) + 1 > self.requests:
+        if self.requests is not None and len(self.present) + count > self.requests:
             why = REQUESTS
         elif self.tokens is not None and self.queued_tokens(now) >= self.tokens:
             why = TOKENS

@@ -92,7 +92,7 @@ Energy of 1M output tokens (Wh):         15111.11
 CO2e of 1M output tokens (g):            7147.56
 Price ($/h):                             3.43
 Cost of 1M output tokens ($):            762.22
-Requests rejected (could never fit):     1
+Requests rejected (never fit or 503):    1
 ==================================================
 """
 

@@ -146,6 +146,12 @@ def test_a_client_says_how_long_an_answer_is() -> None:
                 answer = await response.json()
                 assert answer["usage"]["completion_tokens"] == count
                 assert answer["choices"][0]["finish_reason"] == reason
+        body = {"prompt": "a", "max_tokens": 3, "vllm_xargs": {"output_tokens": 1}}
+        for least, reason in ((0, "stop"), (2, "stop"), (3, "length")):
+            response = await client.post("/v1/completions", json=body | {"min_tokens": least})
+            answer = await response.json()
+            assert answer["choices"][0]["finish_reason"] == reason
+            assert answer["usage"]["completion_tokens"] == max(least, 1)
         body = {"prompt": "a", "vllm_xargs": {"output_tokens": "many"}}
         response = await client.post("/v1/completions", json=body)
         assert (await response.json())["error"]["param"] == "output_tokens"

@@ -185,3 +185,20 @@ def test_what_clients_received_before_they_hung_up_is_in_the_requests(name: str)
             assert tokens == here.output_tokens.sum()
 
     served_by(play, *ENGINES[name], speed=2)
+
+
+@pytest.mark.parametrize("overlaps", ["false", "true"])
+def test_gauges_are_zero_once_the_last_client_has_hung_up(overlaps: str) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            await response.content.readline()
+        while server.engine.streams:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # 5 simulated seconds: the step in flight has ended
+        text = await (await client.get("/metrics")).text()
+        found = {one.name: one.samples for one in text_string_to_metric_families(text)}
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert found[f"vllm:{name}"][0].value == 0, name
+
+    served_by(play, f"engine={{name: vllm, async_scheduling: {overlaps}}}")

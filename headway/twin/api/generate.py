@@ -66,15 +66,8 @@ class ApiServer:
             raise BadRequestError.of("full", most=MOST_REQUESTS)
         self.engine.clock.advance()
         refuse({"down": not self.engine.is_open()})
-        self._check_room()
         if (failure := self.failures.draw()) is not None:
             raise BadRequestError.of(failure)
-
-    def _check_room(self) -> None:
-        """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""
-        door = self.engine.cores[0].door
-        if door is not None and (why := door.refuses(self.engine.clock.now)):
-            raise BadRequestError.of("queue", limit=why)
 
     async def body(self, request: web.Request, kind: type[BaseModel]) -> Any:
         """Read the body of a request, a message as a chat; raise BadRequestError for another."""
@@ -111,7 +104,8 @@ class ApiServer:
         asked, most = wanted.asked, wanted.max_tokens
         prompt = wanted.prompts[index // (asked.n or 1)]
         said, length = self._said(wanted, prompt.tokens, index)
-        length = max(length, asked.min_tokens, 1)
+        # As in vLLM an answer can end by itself only behind `min_tokens`.
+        length = max(length, asked.min_tokens + (asked.min_tokens >= most), 1)
         last = min(length, most)
         if wanted.fixed is not None:
             length = said.fix(wanted.fixed, last, self.reader.counter)
@@ -146,8 +140,8 @@ class ApiServer:
         self.open += 1
         try:
             answer.due = await self._pass_frontend(came, len(wanted.tokens))
-            if self._frontend is not None:
-                self._check_room()
+            if why := self.engine.refuses(self._asked(wanted, choices[0]), count):
+                raise BadRequestError.of("queue", limit=why)
             found = await (self._stream if wanted.asked.stream else self._whole)(request, answer)
             if isinstance(answer, ResponseAnswer):
                 self.responses.keep(answer)
@@ -174,8 +168,8 @@ class ApiServer:
     ) -> tuple[Stream, asyncio.Future[str]]:
         """Hand a request for one answer to the engine; the future becomes why it has ended."""
         over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        number, tokens, wanted = self.engine.next_id, choice.prompt.tokens, answer.wanted
-        self.said[number] = tokens, choice.said.offset
+        number = self.engine.next_id
+        self.said[number] = choice.prompt.tokens, choice.said.offset
 
         def end(ended: Request, reason: str) -> None:
             choice.request = ended
@@ -183,13 +177,17 @@ class ApiServer:
             if not over.done():
                 over.set_result(reason)
 
-        asked = Asked(len(tokens), choice.length, wanted.max_tokens, wanted.client)
+        asked = self._asked(answer.wanted, choice)
+        return self.engine.submit(asked, on_tokens, end, answer.due), over
+
+    def _asked(self, wanted: Wanted, choice: Choice) -> Asked:
+        """Return one of the answers to a request as the engine is asked for it."""
+        size = len(choice.prompt.tokens)
+        asked = Asked(size, choice.length, wanted.max_tokens, wanted.client)
         asked.priority, asked.hint = wanted.priority, wanted.hint
-        asked.segments = choice.prompt.segments(
-            self.engine.block_size, wanted.asked.cache_salt or ""
-        )
-        stream = self.engine.submit(asked, on_tokens, end, answer.due)
-        return stream, over
+        salt = wanted.asked.cache_salt or ""
+        asked.segments = choice.prompt.segments(self.engine.block_size, salt)
+        return asked
 
     def _cancel(self, streams: Sequence[Stream]) -> None:
         """Let requests go whose client has hung up."""
