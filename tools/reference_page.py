@@ -30,15 +30,14 @@ from simulator.workload.sessions import PrefixGroups, Sessions
 
 GOODPUT_TAIL = """
 `goodput: {ttft: 1000, client batch: {e2el: 600000}}`: a key `client NAME`, `priority N` or `model
-NAME` has the bounds of these requests, in place of the general ones. A request of several has the
-bounds of the first. Without `slo`, 99 % of each must keep them.
+NAME` replaces the general bounds for these requests; of several keys the first counts. Without
+`slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
-Which keys may a scenario file have? This page lists each as `key: default` (values): meaning
-(`python -m tools.reference_page` makes it). A number is 0 or more, where 0 makes sense; a count is
-whole. `null` means none, or no limit, unless the key says more. The keys of a block are in the
-section of its name.
+Which keys may a scenario file have? Each is `key: default` (values): meaning
+(`python -m tools.reference_page` makes the page). A number is 0 or more, where 0 makes sense; a
+count is whole. `null` means none, or no limit, unless the key says more.
 
 A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
 may name code: do not run a stranger's ([SECURITY.md](../SECURITY.md)).
@@ -85,8 +84,8 @@ INTRODUCTIONS = {
 ([workloads.md](workloads.md)).
 """,
     "workload.frontend": """\
-The delay of a request before the scheduler. `frontend: client` is that of vLLM's clients,
-`frontend: server` that on the server's own clock. `client_latency`, in s, is its `latency` alone.
+The delay of a request before the scheduler. `frontend: client` is as vLLM's clients see it,
+`frontend: server` by the server's own clock. `client_latency`, in s, is `latency` alone.
 """,
     "cluster": """\
 Several replicas of the engine ([fleet.md](fleet.md)).

@@ -6,9 +6,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from simulator.workload.traces.fields import FIELDS, NOTED
+from simulator.workload.traces.fields import FIELDS
 from simulator.workload.traces.formats import FORMATS
-from simulator.workload.traces.ledger import BESIDE
 
 PAGE = Path(__file__).parents[1] / "docs" / "workloads.md"
 BEGIN = "<!-- made by `python -m tools.trace_columns` -->\n"
@@ -40,18 +39,15 @@ def _formats() -> Iterator[str]:
 
 
 def _fields() -> Iterator[str]:
-    yield "| field | well-known names | counted, not simulated |"
-    yield "|---|---|---|"
+    yield "| field | well-known names |"
+    yield "|---|---|"
     for field, names in FIELDS.items():
         if names:
-            what = NOTED[field][1] if field in NOTED else ""
-            what = f"left out: {BESIDE[field]}" if field in BESIDE else what
-            yield _row(f"`{field}`", ", ".join(f"`{name}`" for name in names), what)
+            yield _row(f"`{field}`", ", ".join(f"`{name}`" for name in names))
 
 
-def _row(*cells: str) -> str:
-    """Write a row of a table, without the cells at its end that are empty."""
-    return f"| {' | '.join(cells)}".rstrip(" |") + " |"
+def _row(field: str, names: str) -> str:
+    return f"| {field} | {names} |"
 
 
 if __name__ == "__main__":

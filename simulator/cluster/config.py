@@ -28,7 +28,7 @@ class KvTransferConfig(Config):
 
     bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
         50.0,
-        description="GB/s of each GPU of a producer; 50: a network card of 400 Gb/s each",
+        description="GB/s of each GPU of a producer; 50: a card of 400 Gb/s each",
     )
     latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
     layerwise: bool = Field(
@@ -37,8 +37,8 @@ class KvTransferConfig(Config):
     )
     max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="a consumer computes a prompt itself if its prefix cache lacks at most this "
-        "many tokens",
+        description="a consumer computes a prompt itself that lacks at most this many tokens in "
+        "its prefix cache",
     )
     ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
         None,
@@ -81,10 +81,10 @@ class SleepModeConfig(Config):
     )
     groups: list[str] = Field([], description="groups that share them; []: all")
     idle_timeout: NonNegativeFloat = Field(
-        0.0, description="s without requests until a model gives way to one that waits"
+        0.0, description="s without requests until a model makes way"
     )
     max_wait: NonNegativeFloat = Field(
-        10.0, description="s until a model that waits takes a busy one's GPUs"
+        10.0, description="s until a waiting model takes a busy one's GPUs"
     )
     bandwidth: PositiveAmount = Field(22.0, description="GB/s between a GPU and host memory")
     disk_bandwidth: PositiveAmount = Field(4.1, description="GB/s from the disk to a server")
@@ -98,7 +98,7 @@ class AdmissionConfig(Config):
     )
     shed_from: PositiveShare = Field(
         1.0,
-        description="share of that from which priorities of 1 and more are refused",
+        description="share of that from which priorities of 1 or more are refused",
     )
     rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
@@ -139,7 +139,7 @@ class FailuresConfig(Config):
     """Failures by chance, by a list, or both."""
 
     mtbf: float | None = Field(
-        None, ge=LEAST_S, description="mean s that a replica is up until it fails, exponential"
+        None, ge=LEAST_S, description="mean s until a replica fails, exponential"
     )
     mttr: float = Field(300.0, ge=LEAST_S, description="mean s until it is back, exponential")
     outages: list[OutageConfig] = Field([], description="a list of failures, see below")

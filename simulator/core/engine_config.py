@@ -87,16 +87,14 @@ class GpuConfig(Config):
 
     name: str = Field(
         "A100-80GB",
-        description="`gpu: L4` is short for this key alone",
+        description="short: `gpu: L4`",
     )
     count: Count = Field(
         1,
-        description="GPUs of one engine; left out, the product of the parallel sizes; "
-        "alone, it sets tensor_parallel_size",
+        description="GPUs of one engine; left out, by the parallel sizes; alone, "
+        "it sets tensor_parallel_size",
     )
-    dollars_per_hour: Amount | None = Field(
-        None, description="your price of one GPU; null: its list price"
-    )
+    dollars_per_hour: Amount | None = Field(None, description="of one GPU; null: its list price")
     power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
         473.0, description="g CO2e per kWh; 473: the world's in 2024 (Ember)"
@@ -119,8 +117,7 @@ class HostConfig(Config):
 
     per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s in each step, which asynchronous scheduling hides behind kernels; null: by "
-        "`engine.version`",
+        description="s in each step, hidden by asynchronous scheduling; null: by `engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="s more for each sequence; null: likewise"
@@ -170,8 +167,7 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="the engine whose defaults apply (engines.md); below are vllm's. `engine: "
-        "sglang` is short for this key alone",
+        description="sets the defaults (engines.md; below are vllm's); short: `engine: sglang`",
     )
     version: Annotated[str | None, version_text] = Field(
         None,
@@ -197,8 +193,8 @@ class EngineConfig(Config):
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         256,
-        description="most requests that run at once; left out, 256, or 1024 on GPUs from 70 "
-        "GiB on, except A100",
+        description="most running requests; left out, 256, or 1024 on GPUs from 70 GiB on, "
+        "except A100",
     )
     max_num_batched_tokens: Count = Field(
         2048,
@@ -251,26 +247,25 @@ class EngineConfig(Config):
     )
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="copies blocks to the host when evicted; write_through: when computed (vLLM; "
-        "SGLang's default); write_through_selective: at a second request (SGLang)",
+        description="when blocks are copied to the host: evicted; write_through: computed (vLLM; "
+        "SGLang's default); write_through_selective: requested twice (SGLang)",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="under write_through: copy a block when it is offered for the n-th time"
+        0, description="under write_through: copy a block when offered for the n-th time"
     )
     secondary_tiers: Annotated[list[SecondaryTierConfig], Field(max_length=2)] = Field(
         [], description="disks and stores behind host memory, the nearest first (memory.md)"
     )
     enable_chunked_prefill: bool = Field(
         True,
-        description="split prompts over steps; false: only with max_num_batched_tokens >= "
-        "max_model_len",
+        description="split prompts; false: only with max_num_batched_tokens >= max_model_len",
     )
     max_model_len: Annotated[int | Literal["auto"] | None, _tokens(1, "auto")] = Field(
         None,
         description="most tokens of prompt and answer; null: the model's; auto: the most that fit",
     )
     enforce_eager: bool = Field(
-        False, description="no CUDA graphs, which leaves their memory to the KV cache"
+        False, description="no CUDA graphs: their memory goes to the KV cache"
     )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
         "auto",
@@ -323,8 +318,8 @@ class EngineConfig(Config):
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before runs; left out, false with drafts, swap "
-        "and a radix tree",
+        description="decide a step while another runs; left out, false with drafts, swap and a "
+        "radix tree",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
@@ -332,13 +327,12 @@ class EngineConfig(Config):
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
-        description="tokens; a layer with a window caches blocks this far apart (0: none of "
-        "these), at the ends of prompts and where they branch; null: all, as before 0.29",
+        description="tokens between blocks that a layer with a window caches (0: none), beside "
+        "ends of prompts and branches; null: all, as before 0.29",
     )
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
-        description="align: the prefix cache has states of linear attention and Mamba, vllm's "
-        "default from 0.30 on",
+        description="align: cache states (linear attention, Mamba), vllm's default from 0.30 on",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"
@@ -351,25 +345,22 @@ class EngineConfig(Config):
     )
     min_decode_blocks: WholeNumber = Field(
         0,
-        description="KV blocks that admission leaves free for each running request, the new one "
-        "included",
+        description="KV blocks that admission leaves free for each running request and the new one",
     )
     min_decode_blocks_scope: Literal["running", "newcomer"] = Field(
         "running",
-        description="running: for each running request; newcomer: in all",
+        description="newcomer: in all, not for each running request",
     )
     reserve_output_tokens: Annotated[
         int | Literal["max_tokens", "max_model_len"] | None,
         _tokens(0, "max_tokens", "max_model_len"),
     ] = Field(
         None,
-        description="tokens of answer that a request reserves, max_tokens (its own limit) or "
-        "max_model_len; null: none",
+        description="tokens of answer that a request reserves; max_tokens: its limit; null: none",
     )
     preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
-        description="of preempted requests; swap: KV blocks are copied to the host and back; "
-        "auto: the cheaper",
+        description="swap: copy KV blocks to the host and back; auto: the cheaper",
     )
     swap_space: Amount = Field(
         4.0,
@@ -404,7 +395,7 @@ class EngineConfig(Config):
         None, description="images and clips in prompts; null: text alone"
     )
     allocation: Literal["paged", "contiguous"] = Field(
-        "paged", description="contiguous: reserve max_model_len on admission, as before paging"
+        "paged", description="contiguous: reserve max_model_len on admission"
     )
 
     @property

@@ -27,14 +27,12 @@ class GroupConfig(Config):
     )
     model: str | None = Field(
         None,
-        description="null: the scenario's",
+        description="null, here and below: the scenario's",
     )
-    gpu: GpuConfig | None = Field(None, description="null: the scenario's")
+    gpu: GpuConfig | None = Field(None, description="its own GPU")
     engine: EngineConfig | None = Field(None, description="keys that differ from the scenario's")
-    cost: dict[str, Any] | None = Field(
-        None, description="null: the scenario's, or by the group's GPU"
-    )
-    host: HostConfig | None = Field(None, description="null: the scenario's, or by the engine")
+    cost: dict[str, Any] | None = Field(None, description="null: or by the group's GPU")
+    host: HostConfig | None = Field(None, description="null: or by the engine")
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
         description="kv_producer: computes prompts; kv_consumer: decodes",
@@ -61,13 +59,11 @@ class ClusterConfig(Config):
     )
     router: RouterSpec = Field(
         Named("round_robin"),
-        description="a name, package.module:function (or Class), or with arguments {router: name, "
-        "argument: value}",
+        description="a name, package.module:function or Class, or {router: name, argument: value}",
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal parts of the replicas; `router`, which must look at no replica, "
-        "chooses the part",
+        description="equal parts of the replicas, chosen by a `router` that looks at no replica",
     )
     pod_router: RouterSpec | None = Field(
         None, description="router in a pod; null: least_outstanding"

@@ -27,15 +27,14 @@ GENERATOR_KEYS = {
     "output_len": "tokens of an answer; null: 128",
     "range_ratio": "lengths are uniform within n (1 ± r); r, or {input: r, output: r}",
     "n": "samples of each prompt, sent together",
-    "lengths": "{path, format}: draw both lengths together from a trace",
+    "lengths": "{path, format}: draw both from a trace",
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts begin with one of a few prefixes",
     "sessions": "conversations of several turns",
     "clients": "how many, the weight of each, or {name: weight}; null: no names",
     "priorities": "one of each client; the smaller, the more urgent",
-    "max_tokens": "output tokens that a client allows, finish_reason length; null: the answer's "
-    "own length, as vllm bench serve",
-    "models": "{name: weight} of the models that requests ask for; null: the trace's, or one",
+    "max_tokens": "output tokens that a client allows; null: the answer's own length",
+    "models": "{name: weight} that requests ask for; null: the trace's, or one",
     "adapters": "adapters (LoRA) that requests ask for; null: none",
     "multimodal": "{image: {...}}, likewise video and audio; null: none",
 }

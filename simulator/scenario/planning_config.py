@@ -78,7 +78,7 @@ class RolloutsConfig(Config):
         description="what a step cuts off goes on in the next; false: it is lost",
     )
     train_time: Annotated[float, Field(ge=0, lt=inf)] = Field(
-        0.0, description="s between two steps, in which the engines idle"
+        0.0, description="s between two steps"
     )
 
 
@@ -87,7 +87,7 @@ class PlanConfig(Config):
 
     slo: list[str] = Field([], description="bounds, as p99_ttft_ms<=1000 or goodput>=0.95")
     vary: dict[str, Values] = Field(
-        {}, description="{dotted.key: [values]}: every combination is a candidate"
+        {}, description="{dotted.key: [values]}: candidates are all combinations"
     )
     fewest: dict[str, str] = Field(
         {}, description="{dotted.key: LOW..HIGH}: find the least that carries the load"
@@ -95,10 +95,10 @@ class PlanConfig(Config):
     cheapest: bool = Field(False, description="find the cheapest that carries it")
     objective: Literal["cost", "energy"] = Field(
         "cost",
-        description="the best has the lowest cost, else the fewest GPUs; or the fewest watts",
+        description="the lowest cost, else the fewest GPUs; or the fewest watts",
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="runs under other seeds where one cannot decide"
+        3, description="runs where one cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         96,

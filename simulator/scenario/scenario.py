@@ -118,7 +118,7 @@ class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
     name: FileName = Field(
-        "scenario", description="name of the output folder; left out, the file's name"
+        "scenario", description="of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")
     model: Annotated[str | FineTune, _model] = Field(

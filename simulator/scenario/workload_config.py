@@ -32,13 +32,9 @@ class TraceConfig(Config):
     format: Literal[FORMATS] | None = Field(  # type: ignore[valid-type]
         None, description="a format of workloads.md; null: by how the file begins"
     )
-    start_s: NonNegativeFloat | None = Field(
-        None, description="leave out requests that arrive before, s"
-    )
-    end_s: PositiveFloat | None = Field(
-        None, description="leave out requests that arrive from then on, s"
-    )
-    skip: WholeNumber = Field(0, description="number of first requests to leave out")
+    start_s: NonNegativeFloat | None = Field(None, description="leave out requests before, s")
+    end_s: PositiveFloat | None = Field(None, description="leave out requests from then on, s")
+    skip: WholeNumber = Field(0, description="first requests to leave out")
     limit: Count | None = Field(None, description="most requests")
     rate_scale: PositiveFloat = Field(1.0, description="2: requests come twice as fast")
     repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
@@ -57,7 +53,7 @@ class TraceConfig(Config):
         description="a later turn has its new tokens, or the whole prompt; null: delta",
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="estimates lengths of the texts of custom and sharegpt"
+        None, description="for texts of custom and sharegpt"
     )
     encoding: str | None = Field(None, description="as cp1252; null: UTF-8, or by the file's mark")
     result: Count | None = Field(
@@ -65,8 +61,7 @@ class TraceConfig(Config):
     )
     lanes: Count | None = Field(
         None,
-        description="agents side by side, one after the other in each (dynamo, weka, "
-        "agentic_mooncake); null: each at its time",
+        description="agents side by side (dynamo, weka, agentic_mooncake); null: each at its time",
     )
 
     def _check(self) -> None:

@@ -105,15 +105,11 @@ def test_the_scenario_of_the_readme_runs(tmp_path, monkeypatch, capsys) -> None:
     assert "Successful requests:                     1000" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/plots.md"])
-def test_python_runs(name: str, tmp_path, monkeypatch) -> None:
-    """Each block by itself, but for the sketch of the loop and of a policy."""
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch) -> None:
     shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
     monkeypatch.chdir(tmp_path)
-    ran = [text for text in blocks(ROOT / name, "python") if "import" in text]
-    assert ran
-    for text in ran:
-        exec(compile(text, name, "exec"), {"__name__": "page"})
+    (text,) = blocks(ROOT / "README.md", "python")
+    exec(compile(text, "README.md", "exec"), {"__name__": "page"})
 
 
 def commands(page: Path) -> list[list[str]]:
