@@ -35,6 +35,7 @@ KEEPING_UP = 1.5  # times as fast as prompts come must smaller chunks be: many c
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
 SETTLED = 8  # times that Little's law is put into itself
+WAIT_AT_MOST = 0.1  # share of the waiting that comes while an autoscaler has ordered all
 KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
 
 
@@ -109,24 +110,15 @@ class Advisor:
             return [turn("cluster.max_gpu_budget", budget, self._enough(budget))]
         if cluster is not None and self.group in cluster.scalers:
             block, key = cluster.scalers[self.group], cluster.scaler_key(self.group)
-            if (up := self._most_up()) < (most := block.max_replicas):  # it never came to that
-                to = min(self._enough(up), most)
+            from simulator.diagnosis.fleet_rules import waits_of
+
+            waits, most = waits_of(self.run, self.group, block), block.max_replicas
+            if waits.at_most < WAIT_AT_MOST * waits.whole or waits.most_up < most:
+                to = max(min(self._enough(waits.most_up), most), block.min_replicas)
                 return [turn(f"{key}.min_replicas", block.min_replicas, to)]
             return [turn(f"{key}.max_replicas", most, self._enough(most))]
         key, now = self.replicas_key()
         return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
-
-    def _most_up(self) -> int:
-        """Say how many replicas of an autoscaled group were ordered at once, at most."""
-        cluster, most = self.run.record.cluster, 0
-        assert cluster is not None
-        names = dict(zip(cluster.servers, cluster.groups, strict=True))
-        there: set[int] = set()
-        for _, replica, new in cluster.changes:
-            if names[replica] == self.group:
-                there = there | {replica} if new in ("starting", "up") else there - {replica}
-                most = max(most, len(there))
-        return most
 
     def replicas_key(self) -> tuple[str, int]:
         """Return the key of the group's replicas, and how many they are."""

@@ -61,6 +61,8 @@ class AutoscalerWaits(NamedTuple):
     seconds: dict[str, float]  # requests x s, by cause
     gap: float  # s, the longest from a drain to the next order that counts as `cooldown`
     most_up: int  # replicas
+    at_most: float  # requests x s while all that there may be were up
+    whole: float  # requests x s in all
 
 
 def find_outages(run: Evidence) -> Outages | None:
@@ -102,11 +104,11 @@ def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
     scenario = run.record.scenario.cluster
     if run.record.cluster is None or scenario is None:
         return None
-    each = [_waits_of(run, name, block) for name, block in scenario.scalers.items()]
+    each = [waits_of(run, name, block) for name, block in scenario.scalers.items()]
     return max(each, key=lambda waits: sum(waits.seconds.values()), default=None)
 
 
-def _waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> AutoscalerWaits:
+def waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> AutoscalerWaits:
     """Share out the time for which requests wait by why there are no more replicas.
 
     While some start, that is `startup_delay`; it is `cooldown` if one of them was taken away no
@@ -153,7 +155,9 @@ def _waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> Autoscaler
         TARGET: short & (starting == 0) & ~soon,
     }
     found = {name: float(waiting[there].sum()) for name, there in causes.items()}
-    return AutoscalerWaits(group, found, gap, int(there.max(initial=0)))
+    at_most = float(waiting[~short & (starting == 0)].sum())
+    most_up = int(there.max(initial=0))
+    return AutoscalerWaits(group, found, gap, most_up, at_most, float(waiting.sum()))
 
 
 def _moments(run: Evidence) -> Floats:
