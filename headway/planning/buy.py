@@ -10,7 +10,7 @@ answer.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, floor, inf
 
 from headway.planning.market import NEAR, Market, Offer, by_headroom, money, ranked_offers
 from headway.planning.measure import Change
@@ -70,7 +70,9 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     ranked = _confirm(_no_shorter(problem, market.quick()), ranked, runs)
     variants = [*variants, *market.left_out(offers)]
     answer = Answer(ranked, offers, market.priced, variants)
-    answer.changes = [*_changes(problem, market, ranked, runs), *_dearer(ranked, market.priced)]
+    cheap = [one for one in live if _broke_below(one, ranked[0].cost)]
+    changes = _changes(problem, market, ranked, runs, cheap)
+    answer.changes = [*changes, *_dearer(ranked, market.priced)]
     return answer
 
 
@@ -148,14 +150,27 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
 def _afresh(one: Offer, least: int, most: int) -> Offer:
     """Return an offer to search again, from as many replicas as it had."""
     again = replace(one, result=type(one.result)(None, []), done=False)
-    again.within, again.start = (least, most), one.searched
+    again.within, again.start = (least, most), least if one.result.best is None else one.searched
     return again
 
 
+def _broke_below(one: Offer, cost: float) -> bool:
+    """Say whether an offer was tried, is not enough, and may cost less."""
+    return bool(one.result.trials) and one.result.best is None and one.fewest * one.weight < cost
+
+
 def _changes(
-    problem: PlanProblem, market: Market, ranked: Sequence[Offer], runs: Runs
+    problem: PlanProblem,
+    market: Market,
+    ranked: Sequence[Offer],
+    runs: Runs,
+    cheap: Sequence[Offer] = (),
 ) -> Iterator[str]:
-    """Say what is best under more load, longer answers, and steps at both ends of their error."""
+    """Say what is best under more load, longer answers, and steps at both ends of their error.
+
+    `cheap` was not enough, and may be where steps are faster. Of the ends faster steps are rounded
+    up and slower ones down: what is enough by the run is enough by the sentence.
+    """
     assert ranked[0].scenario is not None
     span = step_span(resolve(own).cost for own in ranked[0].scenario.groups.values())
     asked = [
@@ -163,14 +178,17 @@ def _changes(
         ("20 % longer answers", Change(answers=1.2)),
     ]
     if span is not None:
-        low, high = (f"{100 * abs(end - 1):.0f} %" for end in span)
+        low, high = ceil(100 * (1 - span[0])), floor(100 * (span[1] - 1))
         asked += [
-            (f"steps {low} faster, the lower end of their 95 %", Change(steps=-QUANTILE)),
-            (f"steps {high} slower, the upper end", Change(steps=QUANTILE)),
+            (f"steps {low} % faster, the lower end of their 95 %", Change(steps=-QUANTILE)),
+            (f"steps {high} % slower, the upper end", Change(steps=QUANTILE)),
         ]
     for words, change in asked:
         runs.enter(f"What {words} would change")
         again = []
+        for one in cheap[-CHANGED:] if change.steps < 0 else ():
+            most = max(int(ranked[0].cost / one.weight), one.fewest)
+            again.append(_afresh(one, one.fewest, most))
         for one in ranked[:CHANGED]:
             # Only faster steps want fewer.
             least = max(one.searched // 2, 1) if change.steps < 0 else one.searched

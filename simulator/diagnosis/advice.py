@@ -11,6 +11,7 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
+from simulator.diagnosis.autoscaler_waits import waits_of
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.feasibility import busy_share, least_length, obstacles
 from simulator.diagnosis.finding import Advice, turn
@@ -110,8 +111,6 @@ class Advisor:
             return [turn("cluster.max_gpu_budget", budget, self._enough(budget))]
         if cluster is not None and self.group in cluster.scalers:
             block, key = cluster.scalers[self.group], cluster.scaler_key(self.group)
-            from simulator.diagnosis.fleet_rules import waits_of
-
             waits, most = waits_of(self.run, self.group, block), block.max_replicas
             if waits.at_most < WAIT_AT_MOST * waits.whole or waits.most_up < most:
                 to = max(min(self._enough(waits.most_up), most), block.min_replicas)

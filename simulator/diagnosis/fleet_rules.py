@@ -9,27 +9,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.cluster.config import AutoscalingConfig
 from simulator.diagnosis.advice import AdvisedEvidence
-from simulator.diagnosis.evidence import Evidence, count_at, known_share
+from simulator.diagnosis.autoscaler_waits import (
+    COOLDOWN,
+    INTERVAL,
+    STARTUP,
+    TARGET,
+    AutoscalerWaits,
+    autoscaler_waits,
+    moments,
+    waiting_at,
+)
+from simulator.diagnosis.evidence import Evidence, known_share
 from simulator.diagnosis.finding import Advice, Finding, turn
-from simulator.results.request_table import Flags, Floats
+from simulator.results.request_table import Flags
 
 DELAYED = 0.05  # share of the requests' time that failures, or an autoscaler's delays, must take
 WAITING = 0.05  # share of the requests' time that they wait at a replica while another is free
 KNOWN = 0.1  # share of the prompt tokens that prefix caches miss and could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way
-CONSUMER = "kv_consumer"
 TOLD = 3  # outages that a finding names
 BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
 """Routers that look at no replica's queue, or not first."""
 STICKY_ROUTERS = ("session_affinity", "prefix_aware")
 """Routers that send prompts that begin alike to one replica."""
-LOOKS = 10_000  # moments of the run that are looked at
 SETTLED = 1  # requests that wait at least before a queue counts as one
-STARTUP, COOLDOWN, INTERVAL, TARGET = "startup_delay", "cooldown", "interval", "target"
-"""Why an autoscaled fleet has too few replicas, by the key of the scenario."""
 
 
 class Outage(NamedTuple):
@@ -54,17 +59,6 @@ class Outages(NamedTuple):
     excess: float  # s by which all affected together take longer than as many others
 
 
-class AutoscalerWaits(NamedTuple):
-    """For how long requests waited while an autoscaled group was smaller than it may be."""
-
-    group: str
-    seconds: dict[str, float]  # requests x s, by cause
-    gap: float  # s, the longest from a drain to the next order that counts as `cooldown`
-    most_up: int  # replicas
-    at_most: float  # requests x s while all that there may be were up
-    whole: float  # requests x s in all
-
-
 def find_outages(run: Evidence) -> Outages | None:
     """Find what failures cost; None where there are none, or none is unaffected."""
     cluster, table = run.record.cluster, run.table
@@ -78,8 +72,8 @@ def find_outages(run: Evidence) -> Outages | None:
             each.append(Outage(replica, open_ones.pop(replica), time))
     each += [Outage(replica, start, None) for replica, start in open_ones.items()]
     each.sort(key=lambda one: one.start)
-    times = _moments(run)
-    level = _waiting(run, times)
+    times = moments(run)
+    level = waiting_at(run, times)
     disturbed = np.zeros(len(times), bool)
     down = np.zeros(len(times), np.int64)
     for one in each:
@@ -97,84 +91,6 @@ def find_outages(run: Evidence) -> Outages | None:
     inside, outside = float(e2el[affected].mean()), float(e2el[~affected].mean())
     excess = max(inside - outside, 0.0) * int(affected.sum())
     return Outages(each, int(down.max(initial=1)), inside, outside, excess)
-
-
-def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
-    """Return the waits of the autoscaled group in which they are longest; None without one."""
-    scenario = run.record.scenario.cluster
-    if run.record.cluster is None or scenario is None:
-        return None
-    each = [waits_of(run, name, block) for name, block in scenario.scalers.items()]
-    return max(each, key=lambda waits: sum(waits.seconds.values()), default=None)
-
-
-def waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> AutoscalerWaits:
-    """Share out the time for which requests wait by why there are no more replicas.
-
-    While some start, that is `startup_delay`; it is `cooldown` if one of them was taken away no
-    longer ago than twice what a replica needs to come back. Else, if the autoscaler orders some
-    within an interval from then, it is `interval`, and otherwise `target`. At `max_replicas` it is
-    none of these.
-    """
-    cluster = run.record.cluster
-    assert cluster is not None
-    names = dict(zip(cluster.servers, cluster.groups, strict=True))
-    times = _moments(run)
-    steps = np.diff(times, append=times[-1])
-    starting, there = np.zeros((2, len(times)), np.int64)
-    returning = np.zeros(len(times), bool)
-    orders: list[float] = []
-    state: dict[int, tuple[float, str]] = {}
-    taken: dict[int, float] = {}
-    back, gap = 2 * (block.startup_delay + block.interval), 0.0
-    changes = [one for one in cluster.changes if names[one[1]] == group]
-    ends = [(float(times[-1]) + 1.0, replica, "off") for replica in {one[1] for one in changes}]
-    for time, replica, new in [*changes, *ends]:
-        since, old = state.get(replica, (0.0, "off"))
-        span = slice(*np.searchsorted(times, [since, time]))
-        if old in ("starting", "up"):
-            there[span] += 1
-        if old == "starting":
-            starting[span] += 1
-            if since - taken.get(replica, -np.inf) <= back:
-                returning[span] = True
-                gap = max(gap, since - taken[replica])
-        if new == "starting" or (old, new) in (("off", "up"), ("draining", "up")):
-            orders.append(time)
-        if new == "draining":
-            taken[replica] = time
-        state[replica] = time, new
-    coming = np.searchsorted(orders, times + block.interval, "right")
-    soon = coming > np.searchsorted(orders, times, "right")
-    waiting = _waiting(run, times, group) * steps
-    short = there < block.max_replicas
-    causes = {
-        COOLDOWN: returning,
-        STARTUP: (starting > 0) & ~returning,
-        INTERVAL: short & (starting == 0) & soon,
-        TARGET: short & (starting == 0) & ~soon,
-    }
-    found = {name: float(waiting[there].sum()) for name, there in causes.items()}
-    at_most = float(waiting[~short & (starting == 0)].sum())
-    most_up = int(there.max(initial=0))
-    return AutoscalerWaits(group, found, gap, most_up, at_most, float(waiting.sum()))
-
-
-def _moments(run: Evidence) -> Floats:
-    """Return moments (s) from the start to the last end, evenly."""
-    return np.linspace(0.0, float(run.table.finish[run.done].max()), LOOKS)
-
-
-def _waiting(run: Evidence, times: Floats, group: str | None = None) -> Floats:
-    """Count the requests at these times that were sent, and whose last try has not boarded.
-
-    Of a group that decodes what others prefilled, those that it has no blocks for.
-    """
-    table, done = run.table, run.done
-    transfers = None if run.record.cluster is None else run.record.transfers
-    if transfers is not None and group is not None and run.record.specs[group].role == CONSUMER:
-        return count_at(transfers.rows["ready"], transfers.rows["asked"], times).astype(float)
-    return count_at(table.sent[done], table.first_scheduled[done], times).astype(float)
 
 
 def failures(run: AdvisedEvidence) -> Finding | None:

@@ -8,8 +8,9 @@ import pytest
 from headway.planning.diagnose import follow, gain, value_of
 from simulator import load_scenario, run
 from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.autoscaler_waits import autoscaler_waits
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.fleet_rules import Outage, autoscaler_waits, explained, find_outages
+from simulator.diagnosis.fleet_rules import Outage, explained, find_outages
 
 FLEET = """name: fleet
 engine: {name: textbook, max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}

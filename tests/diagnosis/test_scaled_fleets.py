@@ -37,6 +37,18 @@ def test_replicas_that_were_never_ordered_are_not_raised(fleet: Path) -> None:
     assert not more.missed
 
 
+def test_more_at_most_is_advised_where_requests_wait_at_the_most(fleet: Path) -> None:
+    """While replicas start nobody waits for a seventh: one more changed the goodput by 1 %."""
+    burst = "workload={num_prompts: 600, request_rate: 10, input_len: 1000, output_len: 200}"
+    for most, startup, raised in ((6, 60, False), (2, 1, True)):
+        keys = [f"cluster.autoscaling.{key}" for key in ("max_replicas", "startup_delay")]
+        sets = [burst, f"{keys[0]}={most}", f"{keys[1]}={startup}", "slo=[p90_ttft_ms<=1000]"]
+        found = run(load_scenario(fleet, sets)).summary()["headway"]["diagnosis"]
+        advised = {one["key"] for finding in found for one in finding["advice"]}
+        assert advised
+        assert (keys[0] in advised) == raised
+
+
 def test_rows_of_fleets_that_scale_cost_what_their_runs_paid(fleet: Path) -> None:
     """They had the price of the replicas that they begin with."""
     scenario = load_scenario(fleet, ["cluster.autoscaling.min_replicas=2"])

@@ -144,6 +144,22 @@ def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_pat
         assert max(1e3 * np.percentile(table.ttft[hours == k], 90) for k in range(4)) <= 8000
 
 
+@pytest.mark.medium
+def test_more_replicas_at_least_are_tried_where_no_target_is_early_enough(day: Path) -> None:
+    """The third of three comes 100 s late: of one at least no target helps, of two it does."""
+    keys = ["workload.num_prompts=2000", "workload.request_rate=1", "plan.most_replications=3"]
+    frame = plan(
+        *(day, ["p90_ttft_ms<=45000"]),
+        fewest="cluster.replicas=1..6",
+        overrides=[*keys, f"plan.window={HOUR}", "cluster.autoscaling.startup_delay=100"],
+        jobs=1,
+    )
+    held = frame[frame["holds"] & frame["cluster.autoscaling"].isna()]
+    assert held["cluster.autoscaling.min_replicas"].tolist() == ["2"]
+    fixed = frame[frame["cluster.autoscaling"] == "null"]
+    assert held["dollars_per_day"].iloc[0] < fixed["dollars_per_day"].iloc[0]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
