@@ -189,7 +189,7 @@ def read_budget(
         HYBRID.get(key, key): True for key in missing if not scenario.says(f"engine.{key}")
     }
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model)._replace(**own))
-    if beyond := beyond_positions(model, budget.max_model_len):
+    if beyond := beyond_positions(model, scenario.engine, budget.max_model_len):
         warnings.warn(beyond, HeadwayWarning, stacklevel=2)
     if not budget.refusal:
         return budget, ""

@@ -304,7 +304,7 @@ class Advisor:
         """Make room for a request of so many tokens, of its prompt and in all; [] if none does."""
         engine, longest = self.engine, self.spec.max_model_len
         if prompt >= longest:
-            most = self.spec.model.max_position_embeddings
+            most = self.spec.model.longest(self.spec.release)
             to, key = min(least_length(self.run.record.workload), most), self.key("max_model_len")
             return [turn(key, longest, to)] if prompt < most else []
         needed = -(-total // engine.block_size) + 1

@@ -25,6 +25,7 @@ from simulator.diagnosis.evidence import known_share
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.steady_state import MIN_REQUESTS
+from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import least_change, settings
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
@@ -192,7 +193,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     what = (
         "not one request fits" if count == whole else f"{count:,} of {whole:,} requests never fit"
     )
-    most, change = model.max_position_embeddings, {}
+    most, change = model.longest(release_of(engine)), {}
     if long.any():
         why = f"prompts of up to {prompts.max():,} tokens, max_model_len is {longest:,}"
         if int(prompts.max()) >= most:

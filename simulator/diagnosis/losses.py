@@ -44,7 +44,7 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
             f"there are {max(blocks, 0):,}"
         )
     advice = advisor.room(int(prompt.max()) if 2 * long > count else 0, int(total.max()))
-    helps, most = "", advisor.spec.model.max_position_embeddings
+    helps, most = "", advisor.spec.model.longest(advisor.spec.release)
     if not advice:
         helps = " No single key makes room for them: take larger GPUs, or more."
     if int(prompt.max()) >= most:

@@ -12,7 +12,9 @@ from simulator.core.speculative_config import TYPICAL
 from simulator.launch.fields import EngineField, fields, of_config, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
+from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
+from simulator.models.quantization import Quantization
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -24,8 +26,11 @@ from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
-QUANTIZATIONS = {row["method"]: row["dtype"] or None for row in read_rows("quantizations.csv")}
-"""How weights are quantized, by the names of vLLM and SGLang; None: as the checkpoint says."""
+LOADERS = {row["method"]: row for row in read_rows("quantizations.csv")}
+"""Loaders of weights, by the names of vLLM and SGLang: the methods of checkpoints that each reads,
+and the dtype that it makes of 16 bits (`online`), or that most of these checkpoints have."""
+OVERRIDES = {"modelopt": (0, 10, 2), "mxfp4": (0, 20, 0)}
+"""The first release of vLLM that takes the loader of such a checkpoint, whatever is asked for."""
 SGLANG_SCHEDULES = "engine.scheduling_policy."
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
@@ -103,7 +108,50 @@ def read_launch(given: str, version: str | None = None) -> Launch:
         raise HeadwayError([f"--command: {what}" for what in wrong])
     _finish(launch, command)
     offline = command.offline and command.engine == "vllm"
-    return launch._replace(model=models[0], offline=offline)
+    launch = launch._replace(model=models[0], offline=offline)
+    _keep_formats(launch, release)
+    return launch
+
+
+def _keep_formats(launch: Launch, release: Release) -> None:
+    """Leave a quantized checkpoint in its formats, of which `--quantization` is only the loader.
+
+    HeadwayError, in vLLM's words, where that loader does not read it.
+    """
+    option = launch.words.get(("engine", "quantization"))
+    try:
+        model = load_model(launch.model) if option else None
+    except ValueError:  # what is wrong is said where it is loaded
+        return
+    if option is None or model is None:
+        return
+    asked = option.replace("=", " ").split()[-1]
+    own, why = model.checkpoint, ""
+    if own is None and not LOADERS[asked]["online"]:
+        why = f"Cannot find the config file for {asked}"
+    elif own is not None and not _reads(asked, own, model.unread, release):
+        why = f"Quantization method specified in the model config ({own.method}) does not match"
+    if why and launch.engine["name"] == "vllm":
+        raise HeadwayError(f"--command: {option}: vLLM refuses it: {why}")
+    if own is not None and own.rules:
+        launch.engine.pop("quantization", None)
+
+
+def _reads(asked: str, own: Quantization, unread: str, release: Release) -> bool:
+    """Whether a loader reads a checkpoint.
+
+    Where the model's name alone says it, `FP8` and the like are bits, `AWQ` is a method.
+    """
+    loader = LOADERS[asked]
+    family = next((one for one in OVERRIDES if one in own.method), own.method)
+    if family in loader["reads"].split() or own.method == "auto-round":
+        return True
+    if family in OVERRIDES and release >= OVERRIDES[family]:
+        return True
+    guessed = "by the name" in unread and (
+        own.method == "fp8" or f"for {own.method} by" not in unread
+    )
+    return guessed and loader["dtype"] in ("", own.word)
 
 
 def _release(version: str | None) -> Release:
@@ -234,11 +282,11 @@ def _offload(launch: Launch, option: Option) -> None:
 
 def _quantization(launch: Launch, option: Option) -> None:
     name = str(option.value)
-    if name not in QUANTIZATIONS:
+    if name not in LOADERS:
         raise _UnsimulatedError(
             "is not simulated: write the dtype of its weights as engine.quantization"
         )
-    _set(launch, "quantization", QUANTIZATIONS[name], option)
+    _set(launch, "quantization", LOADERS[name]["dtype"] or None, option)
 
 
 def _scheduler_class(launch: Launch, option: Option) -> None:

@@ -121,4 +121,5 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return theta, None
     given = {name: scaling[name] for name in RopeScaling._fields[1:] if scaling.get(name)}
-    return theta, RopeScaling(kind, **given)
+    counted = "gemma3" in raw.get("model_type", "")
+    return theta, RopeScaling(kind, **given, is_counted=counted)

@@ -10,6 +10,8 @@ from simulator.models.spec import ModelSpec
 
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
+WIDE_INDEXED_SINCE: Release = (0, 11, 1)
+"""Before, vLLM's `auto` was fp8_ds_mla for DeepSeek-V3.2 (verify_and_update_config)."""
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
@@ -45,6 +47,7 @@ class EngineSizes(NamedTuple):
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_model_len: int | Literal["auto"] | None = None  # None: the model's; auto: that fits
+    positions: int = 0  # most tokens of a request in the model; 0: by max_position_embeddings
     num_gpu_blocks_override: int | None = None  # None: as many as fit
     enable_prefix_caching: bool = True
     mamba_cache_mode: str = "none"
@@ -75,6 +78,9 @@ class EngineSizes(NamedTuple):
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""
         own = model.checkpoint.cache if model.checkpoint else ""
+        indexed = model.latent is not None and model.latent.index_n_heads > 0
+        if indexed and self.fraction_of == "all" and self.release < WIDE_INDEXED_SINCE:
+            own = "fp8"
         asked = (own or self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
         return model.resolve_dtype(asked)
 

@@ -81,7 +81,8 @@ class MemoryBudget(NamedTuple):
     def wanted(self) -> int:
         """Most tokens of a request where there is room for them."""
         given = self.sizes.max_model_len
-        return given if isinstance(given, int) else self.model.max_position_embeddings
+        most = self.sizes.positions or self.model.max_position_embeddings
+        return given if isinstance(given, int) else most
 
     @property
     def usable(self) -> int:

@@ -179,7 +179,8 @@ def _angles(model: ModelSpec) -> float:
     if model.latent is not None:
         numbers = model.latent.qk_rope_head_dim * longer
     else:
-        kinds = model.cached_layers if model.sliding_window and model.qk_norm else [FULL]
+        own = model.keeps_window and model.qk_norm  # Llama 4 has one table, for chunks alone
+        kinds = model.cached_layers if own else [FULL]
         numbers = sum(
             (model.rotary_dim or model.head_size(kind)) * (longer if kind == FULL else 1.0)
             for kind in kinds

@@ -50,6 +50,11 @@ def module_bytes(
     return module.number * found.bytes_of(outputs, inputs)
 
 
+COUNTED = ("su", "longrope", "llama3", "proportional")
+"""Scalings whose files have max_position_embeddings as long as they stretch to."""
+YARN_COUNTED_SINCE = (0, 30, 0)  # of vLLM; before, yarn stretched the original length
+
+
 class RopeScaling(NamedTuple):
     """Rotary embeddings stretched to more positions than the model was first trained on.
 
@@ -61,6 +66,7 @@ class RopeScaling(NamedTuple):
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: float = 8192
+    is_counted: bool = False  # max_position_embeddings are those that it stretches to
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,19 @@ class ModelSpec:
         if wrong:
             raise ValueError("\n".join(wrong))
         bytes_of(self.dtype)
+
+    def longest(self, release: tuple[int, int, int]) -> int:
+        """Tokens of a request at most, as a release of vLLM derives them (_get_and_verify_max_len).
+
+        SGLang's get_context_length gives what the newest gives.
+        """
+        most, scaling = self.max_position_embeddings, self.rope_scaling
+        if scaling is None or scaling.is_counted or scaling.rope_type in COUNTED:
+            return most
+        if scaling.rope_type != "yarn":
+            return int(most * scaling.factor)
+        original = scaling.original_max_position_embeddings
+        return most if release >= YARN_COUNTED_SINCE else int(original * scaling.factor)
 
     @property
     def quantization(self) -> str:

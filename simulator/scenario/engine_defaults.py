@@ -163,7 +163,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     known, spec = ENGINES[name], _find_model(model)
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     defaults |= _states_cache(spec, engine, release)
-    own = spec.max_position_embeddings if spec else 0
+    own = spec.longest(release) if spec else 0
     given = engine.get("max_model_len")
     longest = own if given in (None, "auto") else given
     if known.whole_prompts and isinstance(longest, int):

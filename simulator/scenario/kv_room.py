@@ -40,7 +40,7 @@ TRTLLM_TOKENS = 8192
 def longest_of(engine: EngineConfig, model: ModelSpec) -> int:
     """Return the most tokens of a request, where there is room for them."""
     given = engine.max_model_len
-    return given if isinstance(given, int) else model.max_position_embeddings
+    return given if isinstance(given, int) else model.longest(release_of(engine))
 
 
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
@@ -57,6 +57,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         **keys,
         fraction_of=ENGINES[engine.name].fraction_of,
         hybrid=not engine.disable_hybrid_kv_cache_manager,
+        positions=model.longest(release_of(engine)),
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
         drafts=_drafts(engine),
         ahead=speculation.num_speculative_tokens if speculation else 0,

@@ -16,7 +16,6 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
-from simulator.models.load import load_model
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
 from simulator.scenario.engine_defaults import (
@@ -328,9 +327,6 @@ def _launch(
     if not (isinstance(known, dict) and known.get("name") == launch.model):
         raw["model"] = launch.model
         source_map.override(("model",), "--command")
-    asked = launch.words.get(("engine", "quantization"))
-    if asked and launch.engine["name"] == "vllm":
-        _check_method(asked, launch.model)
     raw["engine"] = launch.over(before)
     source_map.override(("engine",), "--command")
     for key, words in launch.words.items():
@@ -343,26 +339,6 @@ def _launch(
     for line in launch.lines():
         warnings.warn(line, HeadwayWarning, stacklevel=2)
     return launch
-
-
-ONLINE = ("fp8", "bitsandbytes", "experts_int8", "ptpc_fp8")  # of weights in 16 bits
-
-
-def _check_method(option: str, name: str) -> None:
-    """Raise HeadwayError, in vLLM's words, where `--quantization` is not that of the checkpoint."""
-    asked = option.replace("=", " ").split()[-1]
-    try:
-        model = load_model(name)
-    except ValueError:  # what is wrong is said where it is loaded
-        return
-    own = model.checkpoint.method if model.checkpoint else ""
-    why = f"Cannot find the config file for {asked}" if asked not in ONLINE else ""
-    if own:
-        same = asked.removesuffix("_marlin") == own or own == "auto-round" or "mxfp4" in own
-        why = f"Quantization method specified in the model config ({own}) does not match"
-        why = "" if same or {asked[:8], own[:8]} == {"modelopt"} else why
-    if why and "by the name" not in model.unread:
-        raise HeadwayError(f"--command: {option}: vLLM refuses it: {why}")
 
 
 def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:

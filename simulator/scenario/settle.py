@@ -174,9 +174,9 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     )
 
 
-def beyond_positions(model: ModelSpec, longest: int) -> str:
+def beyond_positions(model: ModelSpec, engine: EngineConfig, longest: int) -> str:
     """Say that a longest request is beyond the model's positions; "": it is not."""
-    most = model.max_position_embeddings
+    most = model.longest(release_of(engine))
     beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of {model.name}"
     return f"{beyond}: vLLM takes it only if asked to" if longest > most else ""
 
@@ -184,7 +184,7 @@ def beyond_positions(model: ModelSpec, longest: int) -> str:
 def _warnings(spec: EngineSpec) -> Iterator[str]:
     """Say what an engine does otherwise than it was asked to, or than the real one would."""
     engine, model, longest = spec.engine, spec.model, spec.max_model_len
-    yield from filter(None, [beyond_positions(model, longest)])
+    yield from filter(None, [beyond_positions(model, engine, longest)])
     if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
         room = ""
         if engine.num_gpu_blocks_override is None:

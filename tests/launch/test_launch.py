@@ -9,6 +9,8 @@ import pytest
 from headway.cli.main import main
 from headway.report.vllm_serve import serve_command
 from simulator.launch.keys import LaunchCommand, read_launch
+from simulator.models.load import load_model
+from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.model_configs import write_config
@@ -30,8 +32,7 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
         ("--no-async-scheduling --async-scheduling", {"async_scheduling": True}),
         ("--scheduling-policy priority", {"scheduling_policy": "priority"}),
-        ("-q awq", {"quantization": "int4"}),
-        ("--quantization compressed-tensors", {}),
+        ("-q fp8", {"quantization": "fp8"}),
         ("--kv-offloading-size 8", {"kv_offloading_size": 8.0}),
         ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
         ("-O0", {"enforce_eager": True}),
@@ -73,23 +74,58 @@ def test_vllm_knows_eagle_by_the_name_of_its_draft(draft, method):
     assert launch.engine["speculative_config"]["model"] == draft
 
 
+AWQ, GPTQ = ({"quant_method": name, "bits": 4, "group_size": 128} for name in ("awq", "gptq"))
+GPTQ_8 = GPTQ | {"bits": 8}
+BNB_8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+DIFFERS = r"the model config \({}\) does not match"
+
+
 @pytest.mark.parametrize(
-    ("method", "asked", "why"),
+    ("formats", "asked", "word", "why"),
     [
-        ("awq", "fp8", r"the model config \(awq\) does not match"),
-        ("awq", "gptq", r"the model config \(awq\) does not match"),
-        ("awq", "awq_marlin", None),
-        (None, "awq", "Cannot find the config file for awq"),
-        (None, "fp8", None),
+        (AWQ, "fp8", "int4", DIFFERS.format("awq")),
+        (AWQ, "gptq", "int4", DIFFERS.format("awq")),
+        (AWQ, "awq_marlin", "int4", None),
+        (None, "awq", None, "Cannot find the config file for awq"),
+        (None, "fp8", "fp8", None),
+        (GPTQ_8, "gptq_marlin", "int8", None),
+        (BNB_8, "bitsandbytes", "int8", None),
+        (NVFP4, "modelopt", "nvfp4", None),
     ],
 )
-def test_a_command_quantizes_as_its_checkpoint_does(tmp_path, method, asked, why):
-    """Headway gave figures of servers that vLLM does not start."""
-    formats = method and {"quant_method": method, "bits": 4, "group_size": 128}
+def test_a_command_quantizes_as_its_checkpoint_does(tmp_path, formats, asked, word, why):
+    """Headway gave figures of servers that vLLM does not start, and took loaders for formats."""
     path = write_config(tmp_path, quantization_config=formats)
     command = LaunchCommand(f"vllm serve {path.parent} --quantization {asked}")
     with pytest.raises(HeadwayError, match=why) if why else nullcontext():
-        load_scenario({"gpu": "H100-80GB", "cost": {"kind": "roofline"}}, [command], fits=False)
+        scenario = load_scenario(
+            {"gpu": "H100-80GB", "cost": {"kind": "roofline"}}, [command], fits=False
+        )
+        sizes = engine_sizes(scenario.engine, model := load_model(path))
+        assert model.weight_dtype(sizes.weights) == word
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "version", "why"),
+    [
+        ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "gptq_marlin", "0.33.0", None),
+        ("nvidia/DeepSeek-R1-FP4", "modelopt", "0.33.0", None),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "modelopt_fp4", "0.33.0", None),
+        ("RedHatAI/Qwen3-8B-FP8", "compressed-tensors", "0.33.0", None),
+        ("someone/Qwen3-8B-AWQ-4bit", "compressed-tensors", "0.33.0", None),
+        ("Qwen/Qwen3-8B-AWQ", "fp8", "0.33.0", DIFFERS.format("awq")),
+        ("Qwen/Qwen3-8B-AWQ", "compressed-tensors", "0.33.0", DIFFERS.format("awq")),
+        ("RedHatAI/Qwen3-8B-FP8", "awq", "0.33.0", DIFFERS.format("fp8")),
+        ("openai/gpt-oss-20b", "fp8", "0.18.0", DIFFERS.format("mxfp4")),
+        ("openai/gpt-oss-20b", "fp8", "0.33.0", None),
+    ],
+)
+def test_a_loader_changes_no_checkpoint_of_the_hub(model, asked, version, why):
+    """From 0.20 on vLLM takes the loader of gpt-oss, whatever is asked for."""
+    command = f"vllm serve {model} --quantization {asked}"
+    with pytest.raises(HeadwayError, match=why) if why else nullcontext():
+        assert "quantization" not in read_launch(command, version).engine
 
 
 @pytest.mark.parametrize(

@@ -197,3 +197,24 @@ def test_layers_without_end_are_refused(tmp_path: Path) -> None:
     path = write_config(tmp_path, num_hidden_layers=10**30)
     with pytest.raises(HeadwayError, match=r"num_hidden_layers: .* up to 10,000, not 1000"):
         load_model(path)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("rope", "kind", "older", "newest"),
+    [
+        ({"rope_scaling": YARN}, "qwen3", 128, 64),
+        ({"rope_parameters": YARN}, "qwen3", 128, 64),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "llama", 256, 256),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "llama", 256, 256),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama", 64, 64),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2]}}, "qwen2", 64, 64),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "gemma3_text", 64, 64),
+    ],
+)
+def test_longest_requests_follow_the_scaling_of_positions(tmp_path, rope, kind, older, newest):
+    """As vLLM's _get_and_verify_max_len: yarn's factor counts before 0.30."""
+    model = read_config(write_config(tmp_path, model_type=kind, **rope))
+    assert (model.longest((0, 29, 0)), model.longest((0, 30, 0))) == (older, newest)

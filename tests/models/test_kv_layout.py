@@ -68,6 +68,14 @@ def test_an_indexer_has_a_cache_of_its_own() -> None:
     assert load_model("deepseek-v3").kv_bytes_per_token("fp8") == 61 * 576
 
 
+@pytest.mark.parametrize(("release", "dtype"), [((0, 11, 0), "fp8"), ((0, 11, 1), "bfloat16")])
+def test_the_first_release_had_an_indexed_cache_in_fp8(release, dtype):
+    """verify_and_update_config of 0.11.0; of 0.11.1 it leaves `auto` in 16 bits."""
+    sizes = EngineSizes(release=release)
+    assert sizes.cache(load_model("deepseek-v3.2")) == dtype
+    assert sizes.cache(load_model("deepseek-v3")) == "bfloat16"
+
+
 def test_mamba_of_nemotron_h() -> None:
     """23 states of 64 heads x 64 x 128 in 32 bits, and the last 3 inputs of a convolution."""
     model = load_model("nemotron-3-nano-30b-a3b")
@@ -144,3 +152,9 @@ def test_linear_scaling_lengthens_the_table_of_angles() -> None:
     """Of Gemma 3 eight times, for layers with full attention alone; beside it a norm."""
     rest = loaded(load_model("gemma-3-27b"), H200, EngineSizes()).rest
     assert rest == 2 * 131_072 * 128 * (8 + 1) + 2 * 5376
+
+
+def test_chunks_have_no_table_of_angles_of_their_own() -> None:
+    """Of Llama 4 the layers with chunks alone have angles: one table of 10,485,760 positions."""
+    rest = loaded(load_model("llama-4-scout"), H200, EngineSizes()).rest
+    assert rest == 2 * 10_485_760 * 128 + 2 * 5120

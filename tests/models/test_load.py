@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget
 from simulator.models.load import (
     MODELS,
     PRECISION,
@@ -64,7 +66,6 @@ def test_another_precision_is_not_taken_for_16_bits(name: str) -> None:
     ("name", "dtype", "bits"),
     [
         ("casperhansen/llama-3-8b-instruct-awq", "int4", 4 + 16 / 128 + 4 / 128),
-        ("RedHatAI/Meta-Llama-3-8B-Instruct-FP8", "fp8", 8 + 32 / 128 / 128),
         ("llama-3-8b-int4", "int4", 4 + 16 / 128),
         ("unsloth/llama-3-8b-Instruct-bnb-4bit", "int4", 4 + 32 / 64),
     ],
@@ -78,6 +79,28 @@ def test_a_precision_in_the_name_is_taken_and_said(name: str, dtype: str, bits: 
     matrices = plain.linear_parameters(0)
     rest = plain.weight_bytes() - 2 * matrices
     assert model.weight_bytes() - rest == pytest.approx(matrices * bits / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("Qwen/Qwen3-8B-FP8", 128),
+        ("RedHatAI/Qwen3-8B-FP8", 1),
+        ("zai-org/GLM-4.5-Air-FP8", 1),
+        ("zai-org/GLM-4.6-FP8", 1),
+        ("RedHatAI/Meta-Llama-3-8B-Instruct-FP8", 1),
+    ],
+)
+def test_fp8_by_name_is_in_blocks_where_its_maker_has_them(name: str, rows: int) -> None:
+    """No more GPUs are refused on a guess: GLM's are in channels, and vLLM's recipe has eight."""
+    model = load_model(name)
+    found = model.formats()
+    assert found is not None
+    (own,) = (rule.format for rule in found.rules)
+    assert own is not None
+    assert (own.word, own.rows) == ("fp8", rows)
+    if rows == 1:
+        kv_budget(model, find_gpu("H200"), tensor_parallel_size=8)
 
 
 def test_metas_fp8_leaves_attention_and_two_layers_in_16_bits() -> None:
