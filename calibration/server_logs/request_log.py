@@ -28,6 +28,7 @@ from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.workload.traces.fields import SPANS, UNITS, find_fields
+from simulator.workload.unused import warn_of_images
 from simulator.workload.workload import Workload
 
 BLOCKS = 20  # of time
@@ -169,6 +170,7 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.model = requests.asked.get("model")
     scenario.settle_models(workload)
+    warn_of_images(workload)
     whole = cost = resolve(scenario).cost
     while isinstance(cost, ADDING):
         cost = cost.inner

@@ -211,8 +211,12 @@ def _check_slo(text: str) -> None:
 
 def _read(path: Path, reading: Reading) -> "Workload":
     from simulator.workload.traces.read import read_measured
+    from simulator.workload.unused import warn_of_images, warn_of_models
 
-    return read_measured(path, None, reading.given)[0]
+    workload = read_measured(path, None, reading.given)[0]
+    warn_of_images(workload)
+    warn_of_models(workload)
+    return workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from simulator.diagnosis.advice import AdvisedEvidence, Advisor
 from simulator.diagnosis.finding import Finding, turn
 from simulator.results.request_table import RETRY
 from simulator.schedulers.door import REQUESTS, TOKENS
+from simulator.workload.unused import over_limits
 
 GIVEN_UP = 0.01  # share of the requests
 TRIED = 0.05  # share of the requests' time that goes to tries before the last
@@ -30,6 +31,9 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     share = count / len(refused)
     lost = f"{count:,} of {len(refused):,} requests were rejected ({share:.1%})"
     figures = {"rejected": count, "share_of_requests": share}
+    over, why = over_limits(load, advisor.engine)
+    if 2 * over > count:
+        return Finding(share, f"{lost}: {why}.", "completed", [], {**figures, "over_limits": over})
     if 2 * outside > count:
         advice = [turn(f"engine.{key}", most, None) for key, most in limits.items()]
         which = " and ".join(f"engine.{key} ({most:,})" for key, most in limits.items())

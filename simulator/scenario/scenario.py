@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.models.load import FineTune
+from simulator.models.load import FineTune, shipped_name
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
 from simulator.scenario.engine_spec import EngineSpec, Role
@@ -24,7 +24,7 @@ from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
-from simulator.workload.unused import has_media, warn_of_images, warn_of_models
+from simulator.workload.unused import has_media, warn_of_images, warn_of_limits, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
@@ -293,6 +293,8 @@ class Scenario(Config):
         workload = self._requests()
         workload.frontend = self.frontend()
         self.settle_models(workload)
+        for own in self.groups.values():
+            warn_of_limits(workload, own.engine)
         return workload
 
     @property
@@ -316,6 +318,8 @@ class Scenario(Config):
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
             own = {self.known_model, getattr(self.model, "name", self.model), "base"}
+            if shipped := shipped_name(self.known_model):
+                own |= {name for name in {*workload.model} if shipped_name(name) == shipped}
             workload.model = ["" if name in own else name for name in workload.model]
         else:
             self._given("adapters", True, "needs engine.enable_lora: true")

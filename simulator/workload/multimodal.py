@@ -1,5 +1,6 @@
 """Images and clips in prompts: how many, of how many tokens, and how often one comes again."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 
 from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
-from simulator.util.errors import MappingError
+from simulator.util.errors import HeadwayWarning, MappingError
 from simulator.util.from_mapping import from_mapping, parse_faults, raise_if
 from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
@@ -119,6 +120,11 @@ def insert(workload: Workload, media: list[Segments], more: Ints) -> None:
     """
     text = workload.prompt_tokens
     if workload.images_counted:
+        short = np.maximum(more + 1 - text, 0)
+        if short.any():
+            what = f"images: prompts with fewer tokens than their images: {(short > 0).sum()}"
+            text_of = f"{workload.source}: {what}; raised by tokens: {short.sum():,}"
+            warnings.warn(text_of, HeadwayWarning, stacklevel=5)
         text = np.maximum(text - more, 1)
     segments = workload.segments or [None] * len(workload)
     wholes = (parts or ((("in", i), int(text[i])),) for i, parts in enumerate(segments))

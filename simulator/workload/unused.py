@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Media
 from simulator.util.errors import HeadwayWarning, printable
 from simulator.workload.workload import Workload
@@ -16,6 +17,29 @@ def has_media(workload: Workload) -> bool:
     return any(isinstance(name, Media) for one in parts for name, _ in one or ())
 
 
+def over_limits(workload: Workload, engine: EngineConfig) -> tuple[int, str]:
+    """Return how many prompts have more images or clips than they may, and what is said of them."""
+    over, said = 0, ""
+    limits = engine.multimodal_config.limit_mm_per_prompt if engine.multimodal_config else {}
+    for kind, most in limits.items() if workload.segments else ():
+        counts = [
+            sum(isinstance(name, Media) and name.modality == kind for name, _ in parts or ())
+            for parts in workload.segments or ()
+        ]
+        if many := sum(count > most for count in counts):
+            over += many
+            allowed = f"the {most} of {kind} that limit_mm_per_prompt allows (up to {max(counts)})"
+            said = f"requests with more than {allowed}: {many:,}"
+    return over, said
+
+
+def warn_of_limits(workload: Workload, engine: EngineConfig) -> None:
+    """Warn of prompts with more images or clips than the engine lets one have."""
+    over, said = over_limits(workload, engine)
+    if over:
+        warnings.warn(f"{said}: the engine rejects them", HeadwayWarning, stacklevel=3)
+
+
 def warn_of_images(workload: Workload) -> None:
     """Warn of images without a size."""
     if workload.images is not None and (count := int(workload.images.sum())):
@@ -25,7 +49,7 @@ def warn_of_images(workload: Workload) -> None:
 
 def warn_of_models(workload: Workload) -> None:
     """Warn where requests for several models all go to one."""
-    asked = Counter(name for name in workload.model or () if name)
+    asked = Counter(name or "none" for name in workload.model or ())
     if len(asked) < 2:
         return
     named = ", ".join(f"{printable(name)} ({n})" for name, n in asked.most_common(MOST_NAMED))

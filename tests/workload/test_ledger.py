@@ -121,15 +121,18 @@ def test_requests_of_one_conversation_share_what_came_before(put):
     work, said = told(path)
     assert work.segments is None
     assert said == [
-        "conversation_id: requests that continue a conversation: 2; their prompts share nothing "
-        "here, but with prefix=conversation_id"
+        "conversation_id: requests that continue a conversation: 2; they come at their recorded "
+        "times, and share nothing but with prefix=conversation_id"
     ]
     columns = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,prefix=conversation_id"
     work, said = told(path, columns=columns)
     first = (("in", 0, 0), 10)
     assert work.segments[2] == (first, (("out", 0), 5), (("in", 2, 15), 25))
     assert work.segments[3] == (first, (("out", 0), 2))
-    assert not said
+    assert said == [
+        "conversation_id: requests that follow another's answer, and come at their recorded times "
+        "all the same: 2"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -196,10 +199,10 @@ def test_the_tables_of_columns_are_up_to_date():
 
 def test_formats_of_agents_tell_of_their_keys(put):
     """What nobody knows is named; what a subagent's requests have, too."""
-    call = {"t": 0.5, "type": "n", "in": 20, "out": 4, "hash_ids": [1], "urgency": 3}
+    call = {"t": 0.5, "type": "n", "in": 20, "out": 4, "hash_ids": [1], "mood": 3}
     play = {"id": "p", "block_size": 64, "requests": [call], "think_time": 1}
     _, said = told(put(json.dumps(play)))
-    assert said == ["not understood, and without effect: urgency"]
+    assert said == ["not understood, and without effect: mood"]
     line = {"request_id": "a", "input_length": 5, "output_length": 2, "timestamp": 0, "x": {"y": 1}}
     _, said = told(put(json.dumps(line | {"wait_for": [], "mood": 1})))
     assert said == ["not understood, and without effect: mood"]

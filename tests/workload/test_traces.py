@@ -236,7 +236,7 @@ def test_requests_out_of_order_are_sorted(put):
     """Sorted by arrival, stably, with their contents and links, and told."""
     line = '{"timestamp": %d, "input_length": %d, "output_length": 1}\n'
     path = put(SESSION.replace('"timestamp": 0', '"timestamp": 50') + line % (20, 8))
-    with pytest.warns(HeadwayWarning, match="1 requests come earlier"):
+    with pytest.warns(HeadwayWarning, match="requests earlier than one before them: 1"):
         workload = read_trace(path)
     workload.check()
     assert lengths(workload)[0] == [8, 600, 645, 3]

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from headway.cli.main import main
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces import read_trace, write_mooncake
 from tests.workload.test_ledger import HEAD, told
 
 SPAN = {"traceId": "t", "type": "GENERATION"}
@@ -98,3 +102,144 @@ def test_messages_of_sharegpt_that_are_not_played(put):
         "conversations: later messages left out: 2",
         "conversations left out, as vllm bench serve does: 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("column", "cells"),
+    [
+        ("response_status_code", "200 500 429"),
+        ("http_response_code", "200 0 503"),
+        ("upstream_status", "200 502 error"),
+        ("status_text", "OK Error timeout"),
+        ("request_status", "success failed cancelled"),
+        ("stop_reason", "end_turn cancelled error"),
+        ("termination_reason", "stop aborted timeout"),
+        ("error_code", "0 500 E17"),
+        ("failure_reason", "- boom x"),
+        ("closed_by_client", "0 1 true"),
+    ],
+)
+def test_names_like_those_of_an_outcome(put, column, cells):
+    """The first request was answered, the others were not."""
+    rows = "".join(f"{k},9,5,{cell}\n" for k, cell in enumerate(cells.split()))
+    work, said = told(put(f"{HEAD},{column}\n{rows}"))
+    assert work.arrival.tolist() == [0]
+    assert said == ["2 requests left out: failed when recorded, or without output tokens"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        *((name, "gpt-4o", "name one of several models") for name in ("model_permaslug", "llm")),
+        *((name, "b", "name one of several models") for name in ("ai_model", "deployment_name")),
+        ("engine", "b", "name one of several models"),
+        ("parent_id", "r1", "follow another's answer"),
+        *((name, "7", "have a class of service") for name in ("priority_level", "urgency")),
+        ("audio_duration", "1.5", "have audio"),
+        ("video_duration_s", "2", "have video"),
+        *((name, "x.png", "have media without sizes") for name in ("image_url", "image_size")),
+        ("type", "image", "have media without sizes"),
+        ("modality", "Video", "have media without sizes"),
+    ],
+)
+def test_names_like_those_of_what_changes_a_load(put, column, value, said):
+    _, all_said = told(put(f"{HEAD},{column}\n0,9,5,\n1,9,5,{value}\n"))
+    assert len(all_said) == 1
+    assert all_said[0].startswith(f"{column}: requests that {said}")
+    assert all_said[0].endswith(": 1")
+
+
+def test_a_type_that_is_no_medium_says_nothing(put):
+    assert not told(put(f"{HEAD},type,cache_status\n0,9,5,text,MISS\n1,9,5,search,MISS\n"))[1]
+
+
+@pytest.mark.parametrize("column", ["lora_id", "lora_int_id", "peft_name", "adapter_model"])
+def test_names_of_adapters(put, column):
+    work, _ = told(put(f"{HEAD},{column},model\n0,9,5,7,base\n1,9,5,,base\n"))
+    assert work.model == ["7", ""]
+
+
+def test_tokens_of_images_as_gemini_counts_them(put):
+    details = [{"modality": "TEXT", "tokenCount": 10}, {"modality": "IMAGE", "tokenCount": 258}]
+    usage = {"promptTokenCount": 268, "candidatesTokenCount": 5, "promptTokensDetails": details}
+    _, said = told(put(json.dumps({"createTime": "2026-03-02T09:00:00Z", "usageMetadata": usage})))
+    assert said[0].startswith("image_tokens: requests that have tokens of images")
+    assert len(said) == 1
+
+
+def test_what_a_web_server_says_before_the_tokens(put):
+    """Path, status and, as Envoy writes them, flags of what went wrong."""
+    line = '[2026-03-02T09:00:0{}Z] "POST {} HTTP/1.1" {} 9 prompt_tokens=9 completion_tokens=5{}\n'
+    chat, hit = "/v1/chat/completions", " upstream_cache_status=HIT"
+    asked = [(chat, "200 -", ""), (chat, "0 DC", ""), (chat, "200 UF,URX", ""), (chat, 499, "")]
+    asked += [("/v1/embeddings", 200, ""), (chat, 200, hit), (chat, 200, "")]
+    work, said = told(put("".join(line.format(k, *one) for k, one in enumerate(asked))))
+    assert work.arrival.tolist() == [0, 6]
+    assert said == [
+        "3 requests left out: failed when recorded, or without output tokens",
+        "upstream_cache_status: requests left out: 1, answered by a proxy's cache",
+        "path: requests left out: 1, no calls to generate text",
+    ]
+
+
+AGAIN = "played at their recorded times; workload.max_concurrency limits them again"
+
+
+def test_loads_that_waited_for_answers(put):
+    """Of vllm bench serve under a limit, and of a run of Headway's."""
+    result = {"input_lens": [9, 9], "output_lens": [5, 5], "start_times": [0.0, 1.0]}
+    _, said = told(put(json.dumps(result | {"max_concurrency": 4})))
+    assert said == [f"max_concurrency: requests recorded under 4, {AGAIN}: 2"]
+    assert not told(put(json.dumps(result | {"max_concurrency": None})))[1]
+    _, said = told(put(f"{HEAD},client_queue_time\n0,9,5,0\n0,9,5,1.5\n"))
+    assert said == [f"client_queue_time: requests that waited at their client, {AGAIN}: 1"]
+
+
+def test_prompts_with_fewer_tokens_than_their_images(tmp_path):
+    """Where a trace counts the images' tokens in its prompts'."""
+    rows = "".join(f"2026-03-02T09:00:0{k}Z,1,{n},5\n" for k, n in enumerate([700, 600, 500]))
+    (tmp_path / "t.csv").write_text(f"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n{rows}")
+    load = {"trace": {"path": str(tmp_path / "t.csv")}, "multimodal": {"image": {"tokens": 600}}}
+    raw = {"model": "qwen2.5-vl-7b", "workload": load, "engine": {"multimodal_config": {}}}
+    with pytest.warns(match="fewer tokens than their images: 2; raised by tokens: 102"):
+        work = load_scenario(raw).make_workload()
+    assert work.prompt_tokens.tolist() == [700, 601, 601]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_more_images_than_a_prompt_may_have(limit, capsys, tmp_path):
+    """Before the run, and as the reason why they were rejected: no key of the KV cache helps."""
+    items = {"kind": "uniform", "low": 1, "high": 2}
+    load = {"num_prompts": 40, "input_len": 9, "multimodal": {"image": {"items": items}}}
+    engine = {"multimodal_config": {"limit_mm_per_prompt": {"image": limit}}}
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps({"model": "qwen2.5-vl-7b", "workload": load, "engine": engine}))
+    assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    said = "requests with more than the 1 of image that limit_mm_per_prompt allows (up to 2): "
+    assert (said in err) == (said in out) == (limit == 1)
+    assert "KV blocks" not in out
+
+
+def test_images_without_sizes_are_not_converted(put, tmp_path):
+    work = read_trace(put(f"{HEAD},num_images\n0,9,5,1\n"))
+    with pytest.raises(HeadwayError, match="images and clips cannot be written"):
+        write_mooncake(work, tmp_path / "x.jsonl")
+
+
+def test_the_served_model_is_no_adapter_under_any_of_its_names(tmp_path):
+    names = ["llama-3-8b", "sql", "", "meta-llama/Meta-Llama-3-8B", "meta-llama/llama-2-7b-hf"]
+    rows = "".join(f"{k},9,5,{name}\n" for k, name in enumerate(names))
+    (tmp_path / "t.csv").write_text(f"{HEAD},model\n{rows}")
+    load = {"trace": {"path": str(tmp_path / "t.csv")}}
+    raw = {"model": "llama-3-8b", "engine": {"enable_lora": True}, "workload": load}
+    assert load_scenario(raw).make_workload().model == ["", "sql", "", "", names[4]]
+
+
+def test_images_and_models_are_counted_where_a_first_scenario_is_written(tmp_path, capsys):
+    path, out = tmp_path / "t.csv", tmp_path / "s.yaml"
+    path.write_text(f"{HEAD},num_images,model\n0,9,5,1,a\n1,9,5,2,b\n")
+    assert main(["init", str(out), "--yes", "--traffic", str(path)]) == 0
+    err = capsys.readouterr().err
+    assert "images: 3, whose sizes nothing tells" in err
+    assert "requests ask for several models: a (1), b (1); one serves all" in err

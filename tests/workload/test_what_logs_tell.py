@@ -170,8 +170,8 @@ def test_burstgpt_tells_sessions_models_and_how_long_it_took(put):
     assert said == [
         "Model: requests that name one of several models or providers, of which one "
         "serves all here: 4",
-        "Session ID: requests that continue a conversation: 1; their prompts share nothing here, "
-        "but with prefix=Session ID",
+        "Session ID: requests that continue a conversation: 1; they come at their recorded times, "
+        "and share nothing but with prefix=Session ID",
     ]
     assert read_measured(path, None, {})[1].measured.e2el.tolist() == [2.5] * 4
     assert work.model is None

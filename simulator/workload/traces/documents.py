@@ -27,6 +27,7 @@ FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
 IN_JSON = re.compile(r"usage|metadata|metrics|tokens?$|details|attributes", re.IGNORECASE)
 """In a column's name, where what gateways export of a request is JSON as text."""
+DETAILS = ("promptTokensDetails", "prompt_tokens_details")
 BLANK = re.compile(r"[ \t\r\n]*")
 Item = tuple[int, Any]
 """A value in a text, and the line on which it begins."""
@@ -276,6 +277,12 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
             for *path, deep in inner:
                 found.setdefault(path[-1].rpartition(".")[2], deep)
+    for key in [
+        one for one in found if one.endswith(DETAILS)
+    ]:  # Gemini's, a list of {modality, tokenCount}
+        for one in objects_of(found, key):
+            count = one.get("tokenCount", one.get("token_count"))
+            found[f"{str(one.get('modality')).lower()}_tokens"] = count
     return found
 
 

@@ -95,6 +95,10 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
                 if field != "client":  # a session's id is that of a conversation, too
                     del known[word + end]
                 break
+    for field, pattern in NAMES["like"].items():
+        near = None if field in found else next((w for w in known if re.search(pattern, w)), None)
+        if near is not None:
+            found[field] = source(known.pop(near))
     if not IN_MS.isdisjoint(words):
         for field in SPANS.keys() & found.keys():
             found[field] = replace(found[field], per_second=found[field].per_second or 1e3)

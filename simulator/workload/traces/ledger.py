@@ -12,6 +12,8 @@ from simulator.workload.traces.fields import NAMES, find_fields, plain_words
 IDLE = re.compile("|".join(NAMES["without_effect"]))
 """Names of what the simulator works out itself, or what says nothing of the load."""
 MOST_NAMED = 12
+AT_THEIR_TIMES = "played at their recorded times; workload.max_concurrency limits them again"
+"""What is said of requests that waited for the answers to others."""
 BESIDE = {"cache_hit": "answered by a proxy's cache"} | dict.fromkeys(
     ("call_type", "called"), "no calls to generate text"
 )
@@ -101,6 +103,8 @@ def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[s
 def is_told(field_name: str, word: str) -> bool:
     """Return whether a value of one of NOTED says anything."""
     plain = re.sub(r"\.0+$", "", word.strip().lower())
+    if only := NAMES["only"].get(field_name):
+        return bool(re.search(only, plain))
     return plain not in NAMES["untold"] and plain not in NAMES["usual"].get(field_name, ())
 
 

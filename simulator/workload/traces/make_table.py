@@ -16,7 +16,7 @@ from simulator.workload.prefixes import read_prefixes
 from simulator.workload.select import renumbered
 from simulator.workload.traces.fields import NOTED, SPANS, plain_words
 from simulator.workload.traces.format import Measured, Table, no_times
-from simulator.workload.traces.ledger import Ledger, is_told
+from simulator.workload.traces.ledger import AT_THEIR_TIMES, Ledger, is_told
 from simulator.workload.traces.outcomes import Flags
 from simulator.workload.traces.values import NEAREST, is_plain
 from simulator.workload.workload import Floats, Ints
@@ -188,6 +188,14 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
         place[kept] = np.arange(len(kept))
         table.segments = renumbered([found[k] for k in kept.tolist()], place)
         table.has_sessions = True
+        if turns := sum(map(_follows, table.segments)):
+            name = table.ledger.name_of.get("prefix_request", table.ledger.name_of.get("prefix"))
+            table.ledger.note(f"{name}: requests that {NOTED['parent'][1]}", turns)
+
+
+def _follows(parts: Segments | None) -> bool:
+    """Return whether a prompt takes in the answer to another request."""
+    return any(isinstance(name, tuple) and name[0] == "out" for name, _ in parts or ())
 
 
 def _add_notes(table: Table, columns: Columns) -> None:
@@ -229,8 +237,11 @@ def _add_notes(table: Table, columns: Columns) -> None:
         again and (by_group or lone) for again, lone in zip(later, alone, strict=bool(later))
     ):
         name = names["conversation"]
-        told = f"; their prompts share nothing here, but with prefix={name}"
+        told = f"; they come at their recorded times, and share nothing but with prefix={name}"
         table.ledger.note(f"{name}: requests that continue a conversation", unshared, told)
+    if (waited := columns.get("client_queue")) is not None and (waited > 0).any():
+        text = f"{names['client_queue']}: requests that waited at their client, {AT_THEIR_TIMES}"
+        table.ledger.note(text, int((waited > 0).sum()))
     if "request_id" in names and (twice := sum(_comes_again(columns["request_id"], ""))):
         text = f"{names['request_id']}: requests whose id came before, played all the same"
         table.ledger.note(text, twice)

@@ -27,7 +27,8 @@ UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
 MISSED = re.compile(rf"{NO}|{UNSAID}|(0|no|.*miss|bypass|disabled|expired|refresh).*")
 KNOWN = {
-    **dict.fromkeys(("finish", "status", "status_code"), (re.compile(UNFINISHED), FINISHED)),
+    **dict.fromkeys(("finish", "status"), (re.compile(UNFINISHED), FINISHED)),
+    "status_code": (re.compile(rf"{UNFINISHED}|^0$"), FINISHED),
     "error": (re.compile(rf"^(?!({NO}|{UNSAID})$)"), re.compile(rf"{NO}|{UNSAID}")),
     "success": (re.compile(rf"^({NO})$|{UNFINISHED}"), FINISHED),
     "cancelled": (

@@ -11,10 +11,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from simulator.core.request import Media, Segments
+from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
 from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.unused import has_media
 from simulator.workload.workload import Workload
 
 BLOCK = 512  # tokens that one id stands for
@@ -34,7 +35,7 @@ def write_mooncake(workload: Workload, path: Path) -> None:
     the path cannot be written or a turn does not continue its session; nothing is left
     half-written.
     """
-    if any(isinstance(name, Media) for parts in workload.segments or () for name, _ in parts or ()):
+    if has_media(workload) or (workload.images is not None and workload.images.any()):
         raise HeadwayError(f"{path}: images and clips cannot be written as hash_ids")
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):

@@ -165,6 +165,8 @@ ISO_DATE = (
     r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
 )
 DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
+ASKED = re.compile(r'"[A-Z]+ (\S+)[^"]*" (\d{1,3})(?: ([A-Z]{2,}\S*))?(?= |$)')
+"""A web server's path and status, and Envoy's flags of what went wrong."""
 PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|{}]+)")
 
 
@@ -183,6 +185,8 @@ def read_access_log(path: Path, form: Format) -> Table:
         if "'finish_reason': {" in line:  # SGLang's: {'type': 'stop', ..}
             pairs["finish_reason"] = pairs.pop("type", "")
         if {"prompt", "output"} <= find_fields(pairs).keys():
+            if asked := ASKED.search(line):
+                pairs |= zip(("path", "status_code", "error"), asked.groups(""), strict=True)
             if date is None:
                 problems.add(number, "date", "missing")
                 continue

@@ -21,6 +21,7 @@ from simulator.workload.traces.documents import (
 from simulator.workload.traces.format import Format, Head, Problems, Table, reader
 from simulator.workload.traces.formats.named import first_request, json_requests
 from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.ledger import AT_THEIR_TIMES
 from simulator.workload.traces.records import Records
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ def vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Ite
     if not isinstance(whole.get("start_times"), list):
         whole["start_times"] = _sent_at_once(path, whole)
     count = len(whole["input_lens"])
+    if most := whole.get("max_concurrency"):
+        problems.notes[f"max_concurrency: requests recorded under {most}, {AT_THEIR_TIMES}"] = count
     lists = {name: values for name, values in whole.items() if isinstance(values, list)}
     for name in lists.keys() & BENCH_LISTS:
         if len(whole[name]) != count:
