@@ -203,7 +203,7 @@ def _values(kind: Any) -> str:
         limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
         return " ".join(filter(None, [_values(kind.__origin__), *limits]))
     words: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean"}
-    words |= {Distribution: "distribution", Named: "text or mapping"}
+    words |= {Distribution: "distribution", Named: ""}
     return words.get(kind, "mapping")
 
 
@@ -211,7 +211,7 @@ def _bounds(limits: Mapping[str, Any]) -> str:
     """Write down the bounds, but for 0 and 1 below, and for large ones, which refuse slips."""
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 100_000}
-    if {*at} <= {"ge", "gt"} and all(limits[k] in (0, 1) for k in at):
+    if {*at} <= {"ge", "gt"} and all(limits[k] <= 1 for k in at):
         return ""
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")

@@ -20,7 +20,7 @@ PAGES = sorted(
 )
 A_PAGE, ALL_PAGES, MESSAGES = 1, 2, 3
 """The most of them in a page, in all pages, and in what the code prints: these may only fall."""
-WORDS = 40_650
+WORDS = 40_000
 """The most words of README.md and docs/*.md, as `wc -w` counts them: they may only become fewer."""
 SINCE = "2db2961a"
 """The commit after which subjects are checked."""
