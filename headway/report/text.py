@@ -381,16 +381,19 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
     for label, one in zip(labels, gauges, strict=True):
         for said in costs_of(one):
             found.setdefault(said, []).append(label)
-    lines = []
+    texts = []
     bands = [band for one in gauges for each in _costs_by_group(one) if (band := run_band(each))]
     for said, names in found.items():
         more = len(names) - COSTS_NAMED
         first = printable(", ".join(names[:COSTS_NAMED]))
         of = f" of {first}{f' and {more} more' if more > 0 else ''}"
-        text = f"Step times{'' if len(names) == len(labels) else of}: {said}"
-        kept = wrap(text.replace(" %", "\xa0%"), TEXT_WIDTH, subsequent_indent="  ")
-        lines += [line.replace("\xa0", " ") for line in kept]
-    return lines + [f"Whole runs: {band}" for band in dict.fromkeys(bands)]
+        texts.append(f"Step times{'' if len(names) == len(labels) else of}: {said}")
+    texts += [f"Whole runs: {band}" for band in dict.fromkeys(bands)]
+    return [
+        line.replace("\xa0", " ")
+        for text in texts
+        for line in wrap(text.replace(" %", "\xa0%"), TEXT_WIDTH, subsequent_indent="  ")
+    ]
 
 
 def run_band(gauges: Summary) -> str:

@@ -164,13 +164,18 @@ def winner_lines(
     if judged:
         lines = [*part_lines(labels, summaries)]
         told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
-        most = max((pair for pair in told if pair[0] is not None), default=None)
+        full = [metric_value(summary, "batch_occupancy") or 0.0 for summary in summaries]
+        known = [(round(share, 3), full[k], -k) for share, k in told if share is not None]
+        most = max(known, default=None)
         sure, words = test(place, apart(summaries, place)) if place is not None else (False, "")
         of = f"{labels[place]}: " if place is not None else ""
         lines.append(f"{'Winner' if sure else 'No winner'}: {of}{why}{words}.")
         kept = any(metric_value(summary, "slo_met") for summary in summaries)
         if place is None and most is not None and not kept:
-            lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
+            lines.append(f"Nearest: {labels[-most[2]]}, {most[0]:.1%} of its requests keep them.")
+        elif why.startswith("no difference") and most and most[1] > (1 + ALIKE) * min(full):
+            label, share = labels[-most[2]], most[1]
+            lines.append(f"{label} has the fewest seats for it: {share:.1%} are taken on average.")
     else:
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
         no_level = "no service level is given (--slo, or goodput in the scenario)"

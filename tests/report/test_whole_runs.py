@@ -12,9 +12,8 @@ LLAMA, MIXTRAL = "llama-3-8b.a100.bf16", "mixtral-8x7b.h100.bf16"
 
 def band(profile: str, prompt: float, unmeasured: str | None = None) -> str:
     gauges = {"profile": profile, "step_times": {"unmeasured": unmeasured}, "mean_prompt": prompt}
-    told = [line for line in cost_lines([""], [gauges]) if line.startswith("Whole runs: ")]
-    assert len(told) <= 1
-    return told[0] if told else ""
+    told = "\n".join(cost_lines([""], [gauges])).replace("\n  ", " ").splitlines()
+    return next((line for line in told if line.startswith("Whole runs: ")), "")
 
 
 @pytest.mark.parametrize(

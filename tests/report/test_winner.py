@@ -44,6 +44,19 @@ def test_where_none_keeps_them_the_nearest_is_named() -> None:
     ]
 
 
+def test_of_equals_the_one_with_the_fewest_seats_is_named() -> None:
+    """In whatever order they were given."""
+    for met, told in (
+        (True, "b has the fewest seats for it: 40.0% "),
+        (False, "Nearest: b, 90.0% "),
+    ):
+        runs = [
+            summary(1, 1, met=met, slo_attainment=0.9, batch_occupancy=part)
+            for part in (0.2, 0.4, 0.1)
+        ]
+        assert winner_lines(["a", "b", "c"], runs)[1].startswith(told)
+
+
 def test_without_service_levels_there_is_no_winner_but_leaders() -> None:
     runs = [summary(100, 50), summary(200, 70), {"completed": 0, "headway": {}}]
     assert winner_lines(["a", "b", "c"], runs)[:3] == [
