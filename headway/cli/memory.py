@@ -99,11 +99,8 @@ def memory(
     overrides = with_launch(command, [*sets, *(set_ or [])])
     try:
         budget, change = read_budget(source, overrides, gpu_memory_gib)
-    except HeadwayError as error:  # of what an option gave it is told by its name
-        messages = list(error.messages)
-        for text, option in sets.items():
-            messages = [one.replace(f"--set {text}", option) for one in messages]
-        raise HeadwayError(messages) from None
+    except HeadwayError as error:
+        raise HeadwayError(_by_options(error.messages, sets, scenario)) from None
     if json_:
         print_json(memory_figures(budget))
     else:
@@ -116,6 +113,16 @@ def memory(
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
         raise HeadwayError(f"{where} does not start: {first}{enough}")
     return 0
+
+
+def _by_options(
+    messages: Iterable[str], sets: Mapping[str, str], scenario: Path | None
+) -> list[str]:
+    """Name what an option gave by the option, and no scenario where there is none."""
+    found = [*messages] if scenario else [one.removeprefix("scenario: ") for one in messages]
+    for text, option in sets.items():
+        found = [one.replace(f"--set {text}", option) for one in found]
+    return found
 
 
 def _as_options(change: str, command: str | None) -> str:

@@ -106,6 +106,9 @@ def _draw_memory(
             refusal = error
     if refusal is not None and (names or not budgets):
         raise refusal
+    for budget in budgets:
+        if why := budget.refusal:
+            print(f"{budget.gpus} x {budget.gpu.name} does not start: {why}")
     return draw_memory(budgets)
 
 

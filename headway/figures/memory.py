@@ -1,7 +1,6 @@
 """What fills the memory of GPUs that may serve a model: a bar by part for each."""
 
 from collections.abc import Sequence
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 from headway.figures.style import COLORS, GREY, PALE, legend_below, sheet
@@ -12,11 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BAR = 0.45  # inches
-WIDTH = 36  # characters of a line beside a bar
 
 
 def draw_memory(budgets: Sequence[MemoryBudget]) -> "Figure":
-    """Draw GiB of each GPU by part; the tokens that fit beside each, or why it does not start."""
+    """Draw GiB of each GPU by part; the tokens that fit beside each, or that it does not start."""
     parts = [budget.parts for budget in budgets]
     names = list(dict.fromkeys(name for one in parts for name in one if name != LEFT_OVER))
     with sheet(1, 1, 1.4 + BAR * len(budgets)) as figure:
@@ -28,14 +26,13 @@ def draw_memory(budgets: Sequence[MemoryBudget]) -> "Figure":
             axes.barh(places, sizes, left=begin, color=colour, label=name, height=0.7)
             begin = [start + size for start, size in zip(begin, sizes, strict=True)]
         for at, (budget, end) in enumerate(zip(budgets, begin, strict=True)):
-            why = f" does not start: {budget.refusal.split('. ')[0]}"
-            text = fill(why, WIDTH) if budget.refusal else f" {budget.tokens:,} tokens"
+            text = " does not start" if budget.refusal else f" {budget.tokens:,} tokens"
             axes.annotate(text, (end, at), va="center", color=GREY, fontsize="small")
             label = "" if at else "memory of the GPU"
             axes.vlines(budget.gpu.memory / GIB, at - 0.4, at + 0.4, color="black", label=label)
         axes.set_yticks(places, [f"{one.gpus} x {one.gpu.name}" for one in budgets])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.5 * max(begin))
+        axes.set_xlim(0, 1.25 * max(begin))
         axes.set_xlabel(f"GiB of each GPU: {budgets[0].model.name}")
         legend_below(figure, axes)
     return figure

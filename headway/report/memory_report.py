@@ -64,7 +64,9 @@ def memory_table(budget: MemoryBudget) -> str:
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
-    rows.append((f"blocks of {budget.block_size} tokens", f"{budget.num_gpu_blocks:,}"))
+    sizes_of = sorted({one.block_size for one in budget.layout.tables if one.block_size})
+    tokens = " or ".join(map(str, sizes_of))  # by the kind of layers
+    rows.append((f"blocks of {tokens} tokens", f"{budget.logged_blocks:,}"))
     width = max(len(label) for label, _ in rows)
     ranks = sizes.data_parallel_size
     what = f": each of {ranks} data-parallel ranks" if ranks > 1 else ""
@@ -125,8 +127,8 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
         "context_bytes": budget.context,
         "kv_cache_bytes": budget.kv_cache,
         "kv_bytes_per_token": budget.kv_bytes_per_token,
-        "block_size": budget.sizes.block_size,
-        "num_gpu_blocks": budget.num_gpu_blocks,
+        "block_size": budget.layout.least_block,
+        "num_gpu_blocks": budget.logged_blocks,
         "tokens": budget.tokens,
         "max_model_len": longest,
         "max_concurrency": round(budget.max_concurrency, 2),

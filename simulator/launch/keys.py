@@ -296,14 +296,6 @@ def _scheduler_class(launch: Launch, option: Option) -> None:
         )
 
 
-def _longest(launch: Launch, option: Option) -> None:
-    """Take the longest request; before 0.14 it is a number."""
-    if option.value == "auto" and _release(launch.engine.get("version")) < AUTO_SINCE:
-        raise _UnsimulatedError("must be a number of tokens before vLLM 0.14")
-    _set(launch, "max_model_len", option.value, option)
-
-
-AUTO_SINCE = (0, 14, 0)
 NO_DOTS_SINCE = (0, 13, 0)  # no -O.KEY any more (pull request 29991)
 
 
@@ -390,7 +382,6 @@ OWN = {
     ("vllm", "quantization"): _quantization,
     ("vllm", "kv_offloading_size"): _offload,
     ("vllm", "scheduler_cls"): _scheduler_class,
-    ("vllm", "max_model_len"): _longest,
     ("vllm", "block_size"): _block_size,
     ("vllm", "cache_dtype"): _cache_dtype,
     ("vllm", "mamba_cache_mode"): _states_cache,

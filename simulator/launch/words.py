@@ -220,8 +220,11 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
     return VARIABLE.sub(value, text)
 
 
-def _scan(words: list[str]) -> Iterator[Command]:
-    """Yield each command that starts a server among the words of a script."""
+def _scan(words: list[str], first: int = 0) -> Iterator[Command]:
+    """Yield each command that starts a server among the words of a script.
+
+    An image before the word `first` runs a shell in the place of its entry point.
+    """
     variables = _assigned(words)
     for at, word in enumerate(words[:-2]):
         if Path(word).name in ("sh", "bash") and re.fullmatch(r"-\w*c", words[at + 1]):
@@ -233,7 +236,8 @@ def _scan(words: list[str]) -> Iterator[Command]:
         at = images[0][0]
         words = [*words[: at + 1], *_entry_point(words[:at]), *words[at + 1 :]]
     starts = [(at, p) for at in range(len(words)) if (p := _program(words[at:])) is not None]
-    if not starts and images and PUBLISHED[images[0][1][1]] == "vllm":  # by its entry point
+    serves = images and images[0][0] >= first and PUBLISHED[images[0][1][1]] == "vllm"
+    if not starts and serves:  # by its entry point
         starts = [(images[0][0], ())]
     for at, program in starts:
         engine = PROGRAMS.get(program, "vllm")
@@ -248,7 +252,7 @@ def _inner(before: list[str], script: str, variables: Mapping[str, str]) -> Iter
     """Yield the commands of what `sh -c` runs."""
     plain = _joined(script)
     known = {**variables, **_assigned(shlex.split(plain))}
-    yield from _scan([*before, *shlex.split(_expand(plain, known))])
+    yield from _scan([*before, *shlex.split(_expand(plain, known))], len(before))
 
 
 def _entry_point(words: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ SGLang logs what is gone of the GPU, vLLM what its tensors have."""
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
-LEAST_CAPABILITY = {"fp8": 7.5, "mxfp4": 8.0}
+LEAST_CAPABILITY = {"fp8": 7.5, "mxfp4": 8.0, "awq": 7.5}
 """Compute capability that vLLM's methods need at least (get_min_capability); bfloat16: 8.0."""
 
 
@@ -53,9 +53,14 @@ class Loaded(NamedTuple):
 def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
     gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weights)
-    least = BFLOAT16 if sizes.dtype == "bfloat16" else LEAST_CAPABILITY.get(word, 0.0)
+    if sizes.fraction_of == "all" and sizes.dtype == "float16" and model.no_float16:
+        raise ScenarioError(
+            "engine.dtype", f"vLLM refuses float16 for {model.name}: its numbers overflow there"
+        )
+    what = "awq" if model.checkpoint and model.checkpoint.method == "awq" else word
+    what = "bfloat16" if sizes.dtype == "bfloat16" else what
+    least = BFLOAT16 if what == "bfloat16" else LEAST_CAPABILITY.get(what, 0.0)
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
-        what = "bfloat16" if sizes.dtype == "bfloat16" else word
         raise ScenarioError(
             "gpu",
             f"vLLM runs {what} from compute capability {least} on; {gpu.name} has "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
-from simulator.core.engine_config import VLLM, EngineConfig
+from simulator.core.engine_config import AUTO, VLLM, EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
 from simulator.models.load import load_model
@@ -27,6 +27,7 @@ from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
+AUTO_SINCE = (0, 14, 0)  # of vLLM: --max-model-len auto
 Attempt = Callable[[str, str], AbstractContextManager[object]]
 """Takes the key to blame where what is done within fails, and others that have a part in it."""
 
@@ -67,7 +68,10 @@ def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
     return engine.model_copy(update={"block_size": block_size})
 
 
-def _check_retention(engine: EngineConfig, model: ModelSpec) -> None:
+def _check_keys(engine: EngineConfig, model: ModelSpec) -> None:
+    if engine.name == VLLM and engine.max_model_len == AUTO and release_of(engine) < AUTO_SINCE:
+        what = "must be a number of tokens before vLLM 0.14"
+        raise ScenarioError("engine.max_model_len", what)
     windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
     windows |= engine.mamba_cache_mode == "align"
     if engine.prefix_cache_retention_interval and not windows:
@@ -75,6 +79,11 @@ def _check_retention(engine: EngineConfig, model: ModelSpec) -> None:
             "engine.prefix_cache_retention_interval",
             f"must be 0, as in vLLM: no layer of {model.name} keeps a window alone",
         )
+
+
+def _refuses(engine: EngineConfig, runs: bool) -> bool:
+    """Whether an engine starts with a step shorter than a prompt, which it refuses then."""
+    return engine.name == "tensorrt-llm" and not runs
 
 
 def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> EngineSpec | None:
@@ -96,10 +105,10 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         with attempt("engine.enable_prefix_caching", "model"):
             _check_caching(engine, model)
     with attempt("engine.prefix_cache_retention_interval", "model"):
-        _check_retention(engine, model)
+        _check_keys(engine, model)
     longest = longest_of(engine, model)
     tokens = engine.max_num_batched_tokens
-    holds_longest = engine.enable_chunked_prefill or tokens >= longest
+    holds_longest = engine.enable_chunked_prefill or tokens >= longest or _refuses(engine, runs)
     with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
         if not holds_longest:
             raise ScenarioError(

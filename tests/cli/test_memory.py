@@ -338,6 +338,50 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     place = tmp_path / "m.png"
     words = ["--model", "llama-3.1-70b", "--gpu", "L4", "--out", str(place)]
     assert main(["plot", "memory", *words]) == 0
+    assert "1 x L4 does not start: No available memory" in capsys.readouterr().out
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
     assert "give at least one OUT_DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model gemma-4-31b --gpu H200 --max-model-len 8192",
+        "--model qwen3-next-80b-a3b --gpu H200 --tp 2 --version 0.17",
+        "--model qwen3-next-80b-a3b --gpu H200 --tp 2 --no-enable-prefix-caching",
+        "--model gpt-oss-20b --gpu H200",
+    ],
+)
+def test_blocks_are_those_of_the_pool(capsys, words: str) -> None:
+    """As many as num_gpu_blocks_override takes: they were of a pool that the simulation has."""
+    arguments = ["memory", *words.split(), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--num-gpu-blocks-override", str(found["num_gpu_blocks"])]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["tokens"], again["max_concurrency"]) == (
+        found["tokens"],
+        found["max_concurrency"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--model gemma-2-9b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-2-9b"),
+        ("--model gemma-3-27b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-3-27b"),
+        ("--model Qwen/Qwen3-8B-AWQ --gpu V100-32GB", "error: gpu: vLLM runs awq from compute"),
+        ("--model qwen3-8b --gpu H100 --max-model-len auto --version 0.11", "before vLLM 0.14"),
+    ],
+)
+def test_a_server_that_vllm_refuses(capsys, words: str, why: str) -> None:
+    assert main(["memory", *words.split()]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_prompts_beyond_a_step_are_refused_by_tensorrt_llm_alone(capsys) -> None:
+    """Its server starts: the longest prompt is that of a step."""
+    command = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 64 --max_num_tokens 8192"
+    assert main(["memory", "--command", command, "--gpu", "H100-80GB"]) == 0
+    assert "[MemUsageChange]" in capsys.readouterr().out

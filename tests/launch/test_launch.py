@@ -318,3 +318,37 @@ def test_keys_of_an_engine_that_are_not_simulated_say_so():
         "replicas of a cluster: cluster.replicas"
     )
     assert "engine.enable_dp_attention: is not simulated: attention in data-parallel" in second
+
+
+WORKERS = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+spec:
+  leaderWorkerTemplate:
+    leaderTemplate:
+      spec:
+        containers:
+          - image: docker.io/vllm/vllm-openai:latest
+            command: [sh, -c, "bash multi-node-serving.sh leader; vllm serve M -tp 8"]
+    workerTemplate:
+      spec:
+        containers:
+          - image: docker.io/vllm/vllm-openai:latest
+            command: [sh, -c, "bash multi-node-serving.sh worker"]
+"""
+
+
+def test_workers_that_run_a_shell_start_no_server() -> None:
+    """vLLM's own manifest of a LeaderWorkerSet: an image's entry point does not count there."""
+    launch = read_launch(WORKERS)
+    assert (launch.model, launch.engine["tensor_parallel_size"]) == ("M", 8)
+    assert read_launch("docker run vllm/vllm-openai:latest --model M").model == "M"
+    assert read_launch("bash -c 'docker run vllm/vllm-openai:latest --model M'").model == "M"
+
+
+@pytest.mark.parametrize(
+    ("release", "taken"), [("0.10.0", True), ("0.16.0", True), ("0.17.0", False)]
+)
+def test_an_option_is_taken_until_it_goes(release: str, taken: bool) -> None:
+    """arg_utils.py of 0.16.0 has it, of 0.17.0 not."""
+    with nullcontext() if taken else pytest.raises(HeadwayError, match="went after 0"):
+        read_launch(f"{SERVE} --disable-log-requests", release)

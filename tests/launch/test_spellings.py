@@ -132,7 +132,6 @@ def test_what_is_misspelled_is_one_line(command, what):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ("--max-model-len auto", "--max-model-len auto: must be a number of tokens before vLLM"),
         ("--kv-cache-dtype int4", "int4: vLLM 0.11.2 has none of that name: auto, bfloat16, fp8"),
         ("--kv-cache-dtype fp8_inc", "--kv-cache-dtype fp8_inc: is not simulated"),
     ],
