@@ -88,9 +88,10 @@ def _tell_end(server: "Server", out: Path | None) -> None:
     """Say what was served and whether it came on time; write the files."""
     result = server.result()
     served = server.served()
-    late, whole = served["late_ms"]["p99"], int(result.request_table().completed.sum())
-    count = len(result.workload)
-    print(f"{whole:,} of {count:,} requests served; answers late by {late:.1f} ms (P99)")
+    late, first = (served[f"{name}late_ms"]["p99"] for name in ("", "first_token_"))
+    whole, count = int(result.request_table().completed.sum()), len(result.workload)
+    print(f"{whole:,} of {count:,} requests served; answers late by {late:.1f} ms, ", end="")
+    print(f"first tokens by {first:.1f} ms (P99)")
     if count and not served["on_time"]:
         print("warning: answers later than 5 ms: lower the load or --speed", file=sys.stderr)
     if out is not None:

@@ -157,6 +157,7 @@ class Server:
                 option = "--port" if error.errno in {EADDRINUSE, EACCES} else "--host"
                 raise HeadwayError(f"{option}: {where}: {error.strerror or error}") from None
             stack.callback(socket.close)
+            self._note_arrivals(runner)
             gc.collect()
             gc.freeze()  # what is here stays: the collector need not look at it again
             host, port = socket.sockets[0].getsockname()[:2]
@@ -164,6 +165,19 @@ class Server:
             await asyncio.wait({clock, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if clock.done():
                 clock.result()  # the engine is broken: so is the server
+
+    def _note_arrivals(self, runner: web.AppRunner) -> None:
+        """Note when the head of each request was read: many at once wait for each other then."""
+        server = runner.server
+        assert server is not None
+        make = server.request_factory
+
+        def made(*given: Any) -> web.BaseRequest:
+            request = make(*given)
+            request["came"] = self.engine.clock.now
+            return request
+
+        server.request_factory = made
 
     def result(self) -> Result:
         """Return the run so far."""
@@ -242,12 +256,12 @@ class Server:
 
     def served(self) -> dict[str, Any]:
         """Say how far what clients measure may be trusted."""
-        late = self.engine.clock.lateness()
+        late, first = self.engine.clock.lateness(), self.engine.clock.lateness(first=True)
         return {
             "speed": self.options.speed,
             "late_ms": late,
-            "first_token_late_ms": self.engine.clock.lateness(first=True),
-            "on_time": late["p99"] <= LATE * 1e3,
+            "first_token_late_ms": first,
+            "on_time": max(late["p99"], first["p99"]) <= LATE * 1e3,
         }
 
 
