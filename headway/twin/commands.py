@@ -59,14 +59,22 @@ def serve(
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
+    if command is not None:
+        options = options.with_command(command)
     options.check()
-    if out is not None:  # a server that has run for hours is not to end with this
-        check_folder(out)
     loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
     counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if (port := options.port) and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
+    if out is not None:  # a server that has run for hours is not to end with this
+        check_folder(out)
+        if [*out.glob("summary.json"), *out.glob("replica-*/summary.json")]:
+            print(f"warning: --out {out}: the run that it has will be replaced", file=sys.stderr)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HeadwayError(f"--out {out}: {error.strerror}") from None
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
@@ -78,6 +86,9 @@ def serve(
         print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
 
     listen(servers, ready)
+    if out is not None and not any(server.engine.next_id for server in servers):
+        print(f"nothing written to {out}: no request has come")
+        out = None
     for number, server in enumerate(servers):
         folder = out / f"replica-{number}" if out is not None and replica_ports else out
         _tell_end(server, folder)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from errno import EACCES, EADDRINUSE
 from functools import partial
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,16 @@ class Server:
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
         if is_foreign(request, hosts, self.origins):
             return error_response("pages of other sites are refused", "Forbidden", 403)
+        if request.path.startswith("/v1") and not self._has_key(request):
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
+
+    def _has_key(self, request: web.Request) -> bool:
+        """Say whether a request has one of the keys, if there are any, as vLLM."""
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        keys, key = self.options.api_key or (), given.encode(errors="surrogateescape")
+        fits = [compare_digest(key, one.encode()) for one in keys]
+        return not keys or (scheme.lower() == "bearer" and any(fits))
 
     async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
         allow(self.origins, request, response)
