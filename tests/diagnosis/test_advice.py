@@ -241,9 +241,9 @@ def test_a_prefix_cache_is_advised_beside_drafts_too() -> None:
         assert sum(row["rule"] == "prefix_reuse" for row in rows) == 1
 
 
-@pytest.mark.parametrize(("version", "advised"), [("0.31.0", 0), ("0.33.0", 1)])
+@pytest.mark.parametrize(("version", "advised"), [("0.29.0", 0), ("0.30.0", 1), ("0.33.0", 1)])
 def test_no_prefix_cache_is_advised_that_is_refused(version: str, advised: int) -> None:
-    """Of states before 0.32."""
+    """Of states before 0.30."""
     load = {"num_prompts": 20, "request_rate": 5, "input_len": 100, "output_len": 4}
     blocks = {"model": "qwen3-next-80b-a3b", "gpu": {"name": "H200", "count": 2}}
     blocks["workload"] = load | {"prefix_len": 6000}
