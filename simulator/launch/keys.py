@@ -312,8 +312,9 @@ def _cache_dtype(launch: Launch, option: Option) -> None:
         if row["engine"] == engine and read_since(row["since"]) <= release
     }
     if option.value not in known:
+        simulated = [name for name, dtype in known.items() if dtype]
         named = f"vLLM {write_release(release)}" if engine == "vllm" else "SGLang"
-        raise _UnsimulatedError(f"{named} has none of that name: {', '.join(known)}")
+        raise _UnsimulatedError(f"{named} has none of that name: {', '.join(simulated)}")
     if not known[option.value]:
         raise _UnsimulatedError("is not simulated")
     _set(launch, "kv_cache_dtype", known[option.value], option)

@@ -322,6 +322,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
     graphs = sizes.term("expert_graph" if model.num_experts else "dense_graph")
+    drafting = sizes.more_layers(model) * model.layer_bytes(max(model.cached_layers), cache)
     budget = MemoryBudget(
         model=model,
         gpu=gpu,
@@ -332,7 +333,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
         graphs=graphs * model.num_hidden_layers * (not sizes.enforce_eager),
-        kv_bytes_per_token=model.kv_bytes_per_token(cache)
+        kv_bytes_per_token=(model.kv_bytes_per_token(cache) + drafting)
         * model.kv_share(sizes.tensor_parallel_size),
         layout=kv_layout(model, sizes),
         tower=int(parts.tower),

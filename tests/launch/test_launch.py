@@ -352,3 +352,8 @@ def test_an_option_is_taken_until_it_goes(release: str, taken: bool) -> None:
     """arg_utils.py of 0.16.0 has it, of 0.17.0 not."""
     with nullcontext() if taken else pytest.raises(HeadwayError, match="went after 0"):
         read_launch(f"{SERVE} --disable-log-requests", release)
+
+
+def test_an_option_of_another_engine_is_named_as_this_one_names_it() -> None:
+    with pytest.raises(HeadwayError, match="did you mean --mem-fraction-static"):
+        read_launch("sglang serve --model-path M --gpu-memory-utilization 0.8")

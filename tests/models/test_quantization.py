@@ -135,7 +135,7 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP
             {"quant_method": "gptq", "bits": 4, "group_size": 8, "dynamic": {"-:(": {}}},
             "no regular expression",
         ),
-        ({"quant_method": "awq", "bits": "4"}, "bits: must be a whole number, not '4'"),
+        ({"quant_method": "awq", "bits": "4"}, "bits: must be a positive number, not '4'"),
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "weights of 3 bits"),
         ({"quant_method": "awq", "bits": 4}, "group_size is missing"),
         (COMPRESSED | {"input_activations": {"dynamic": "far"}}, "dynamic: must be a mapping"),
