@@ -366,20 +366,6 @@ def test_blocks_are_those_of_the_pool(capsys, words: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("--model gemma-2-9b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-2-9b"),
-        ("--model gemma-3-27b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-3-27b"),
-        ("--model Qwen/Qwen3-8B-AWQ --gpu V100-32GB", "error: gpu: vLLM runs awq from compute"),
-        ("--model qwen3-8b --gpu H100 --max-model-len auto --version 0.11", "before vLLM 0.14"),
-    ],
-)
-def test_a_server_that_vllm_refuses(capsys, words: str, why: str) -> None:
-    assert main(["memory", *words.split()]) == 2
-    assert why in capsys.readouterr().err
-
-
 def test_prompts_beyond_a_step_are_refused_by_tensorrt_llm_alone(capsys) -> None:
     """Its server starts: the longest prompt is that of a step."""
     command = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 64 --max_num_tokens 8192"

@@ -85,3 +85,17 @@ def test_a_command_is_read_as_its_release_does(
     code = main(["memory", "--command", command, "--gpu", "H100", "--version", release])
     assert code == (2 if wrong else 0)
     assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--model gemma-2-9b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-2-9b"),
+        ("--model gemma-3-27b --gpu A100-80GB --dtype float16", "refuses float16 for gemma-3-27b"),
+        ("--model Qwen/Qwen3-8B-AWQ --gpu V100-32GB", "error: gpu: vLLM runs awq from compute"),
+        ("--model qwen3-8b --gpu H100 --max-model-len auto --version 0.11", "before vLLM 0.14"),
+    ],
+)
+def test_a_server_that_vllm_refuses(capsys, words: str, why: str) -> None:
+    assert main(["memory", *words.split()]) == 2
+    assert why in capsys.readouterr().err
