@@ -145,18 +145,11 @@ def _as_options(change: str, command: str | None) -> str:
 def _plain(key: str, value: str) -> str:
     """Write an option's value as the scenario's key has it: 32k is 32000, as in vLLM's command."""
     from simulator.launch.fields import read_size
-    from simulator.launch.keys import LOADERS
-    from simulator.models.quantization import DEFAULTS
 
     if key == "speculative_config":
         return _with_worth(value)
     if key == "version":
         return json.dumps(value)  # 0.10 is no number
-    if key == "quantization" and value in LOADERS.keys() - {*DEFAULTS}:
-        raise HeadwayError(
-            f"--quantization {value}: is a loader: --command 'vllm serve ...' takes it, and a "
-            "quantized checkpoint counts in its own formats without it"
-        )
     sized = key in LENGTHS and re.fullmatch(r"\d+[kmKM]", value)
     return str(read_size(value)) if sized else value
 

@@ -83,6 +83,12 @@ def option_of(engine: str, key: str) -> str:
     return next(named, "")
 
 
+def same_option(engine: str, name: str) -> str:
+    """Return the option of an engine that is the same key as one of another's; "": none."""
+    keys = (row.effect.removeprefix("engine.") for row in fields() if name in row.options.split())
+    return next(filter(None, (option_of(engine, key) for key in keys)), "")
+
+
 def why_refused(field: str) -> str:
     """Say why a field of an engine's options is not simulated; "" where it is, or where none is."""
     rows = (row for row in fields() if row.field == field and row.options)

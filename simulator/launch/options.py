@@ -7,14 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from simulator.launch.fields import (
-    EngineField,
-    by_option,
-    fields,
-    option_of,
-    read_size,
-    read_value,
-)
+from simulator.launch.fields import EngineField, by_option, read_size, read_value, same_option
 from simulator.launch.words import Command, option_words
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.yaml_lines import read_text
@@ -108,8 +101,7 @@ def _find(command: Command, name: str) -> tuple[EngineField, bool]:
     short = re.fullmatch(r"(-[a-z]+)(\d+)", name)
     if short and short[1] in known:
         raise ValueError(f"{name}: {engine} takes it with a space: {short[1]} {short[2]}")
-    keys = (row.effect.removeprefix("engine.") for row in fields() if name in row.options.split())
-    own = next(filter(None, (option_of(engine, key) for key in keys)), "")
+    own = same_option(engine, name)
     hint = f"; did you mean {own}?" if own else did_you_mean(name, known)
     raise ValueError(f"{name}: is no option of {engine}{hint}")
 

@@ -381,8 +381,3 @@ def test_drafts_take_a_part_of_each_token(capsys) -> None:
     assert figures(capsys, *words, "--speculative-config", drafts)["kv_bytes_per_token"] == (
         alone / 32 * 33
     )
-
-
-def test_a_loader_is_no_dtype_of_weights(capsys) -> None:
-    assert main(["memory", "--model", "qwen3-8b", "--gpu", "L4", "--quantization", "awq"]) == 2
-    assert "--quantization awq: is a loader" in capsys.readouterr().err
