@@ -387,6 +387,28 @@ class SglangConfig(_Model):
     hicache_write_policy: WritePolicy = "write_through"
     hash_id_tokens: Positive = 512
     scheduling_policy: Ordering = None
+    speculative_algorithm: Literal["EAGLE"] | None = None
+    speculative_num_steps: Annotated[int | None, _or_none(1)] = None
+    speculative_eagle_topk: Positive = 1
+    speculative_num_draft_tokens: Annotated[int | None, _or_none(2)] = None
+    acceptance: Annotated[
+        float, _checked(lambda v: _is_number(v, 0, 1), "a number from 0 to 1")
+    ] = 0
+    """The probability that a draft is right if all before are; which are is drawn by seed 0."""
+
+    @property
+    def drafts(self) -> SpeculativeConfig | None:
+        """The block of a scenario that says the same."""
+        if self.speculative_algorithm is None:
+            return None
+        return SpeculativeConfig(
+            method="eagle",
+            num_speculative_tokens=self.speculative_num_steps,
+            speculative_eagle_topk=self.speculative_eagle_topk,
+            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+            acceptance=self.acceptance,
+            draft=DraftConfig(),
+        )
 
     @property
     def host_blocks(self) -> int:

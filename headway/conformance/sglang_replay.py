@@ -17,12 +17,17 @@ from simulator.core.request import Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.eagle_tree import EagleTree
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.schedulers.sglang.speculative import (
+    OverlappedSpeculativeSgLang,
+    SpeculativeSgLang,
+)
 from simulator.util.errors import HeadwayError, one_line
 
 _QUEUE_SHOWN = 8  # requests
@@ -237,6 +242,7 @@ class RecordedSgLang(SgLang):
     """The scheduler, which tells what it does."""
 
     recorder: SglangRecorder
+    verifies = 1  # tokens of each decode
     batch_size = 0  # of the running batch, as the last pass left it
     coming: deque[Request]  # later
     says: list[int]  # the tokens of each answer, where a prompt is read as a whole
@@ -268,8 +274,8 @@ class RecordedSgLang(SgLang):
                 request.output_limit = self.output_limit(request)
 
     def _decode_all(self, step: Step) -> None:
-        computed = self.decodes.computed
-        self.decoded = [(r.id, 1, computed(r)) for r in self.running_batch()]
+        computed, width = self.decodes.computed, self.verifies if not step.prefills else 1
+        self.decoded = [(r.id, width, computed(r)) for r in self.running_batch()]
         super()._decode_all(step)
 
     def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None:
@@ -300,6 +306,14 @@ class RecordedSgLang(SgLang):
 
 
 class RecordedOverlappedSgLang(RecordedSgLang, OverlappedSgLang):
+    """The same with two batches in flight."""
+
+
+class RecordedSpeculativeSgLang(RecordedSgLang, SpeculativeSgLang):
+    """The same with drafts."""
+
+
+class RecordedOverlappedSpeculative(RecordedSgLang, OverlappedSpeculativeSgLang):
     """The same with two batches in flight."""
 
 
@@ -376,7 +390,8 @@ class SglangReplay(Replay):
             return HierarchicalCache(
                 *pool, config.host_blocks, config.hicache_write_policy, lambda count: count * each
             )
-        return (BlockCounter if config.disable_radix_cache else RadixCache)(*pool)
+        tree = RadixCache if config.drafts is None else EagleTree
+        return (BlockCounter if config.disable_radix_cache else tree)(*pool)
 
     def _make_sglang(self, overlaps: bool) -> RecordedSgLang:
         config = self.case.config
@@ -386,10 +401,15 @@ class SglangReplay(Replay):
                 *("max_total_tokens", "page_size", "context_length", "disable_radix_cache"),
                 *("disable_overlap_schedule", "hash_id_tokens", "scheduling_policy"),
                 *("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy"),
+                *("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk"),
+                *("speculative_num_draft_tokens", "acceptance"),
             }
         )
         chunks = config.chunked_prefill_size > 0
-        kind = RecordedOverlappedSgLang if overlaps else RecordedSgLang
+        kind: Any = RecordedOverlappedSgLang if overlaps else RecordedSgLang
+        if config.drafts is not None:
+            kind = RecordedOverlappedSpeculative if overlaps else RecordedSpeculativeSgLang
+            options["speculation"] = config.drafts
         policy = None
         if config.scheduling_policy is not None:
             field = f"{self.case.name}: config.scheduling_policy"
@@ -398,7 +418,7 @@ class SglangReplay(Replay):
                 policy = order(**arguments)
             except ValueError as error:
                 raise HeadwayError(one_line(error)) from error
-        return kind(
+        made: RecordedSgLang = kind(
             self._make_blocks(),
             order=config.schedule_policy,
             max_num_seqs=config.max_running_requests,
@@ -408,3 +428,6 @@ class SglangReplay(Replay):
             policy=policy,
             **options,
         )
+        if config.drafts is not None:
+            made.verifies = config.drafts.verified
+        return made

@@ -63,6 +63,33 @@ def draw_with_host(seed: int, number: int) -> Values:
     }
 
 
+def draw_with_drafts(seed: int, number: int) -> Values:
+    """Return a case of a seed with EAGLE, chains and trees; the overlap of steps takes turns."""
+    rng = Random(f"drafts {seed} {number}")
+    longest = rng.choice([30, 60, 120])
+    config = _config(rng, longest, caching=rng.random() < 0.7, overlap=number % 2 == 0)
+    _add_order(rng, config)
+    steps, branches = rng.choice([1, 2, 3, 5]), rng.choice([1, 1, 1, 2, 4])
+    if config["page_size"] > 1:
+        branches = 1  # SGLang has no trees there without a GPU
+    most = min(1 + branches * steps, 16)
+    config |= {
+        "speculative_algorithm": "EAGLE",
+        "speculative_num_steps": steps,
+        "speculative_eagle_topk": branches,
+        "speculative_num_draft_tokens": 1 + steps if branches == 1 else rng.randint(2, most),
+        "acceptance": rng.choice([0.2, 0.5, 0.7, 0.9, 1.0]),
+    }
+    config["max_total_tokens"] += config["page_size"] * rng.choice([2, 8])
+    return {
+        "schema": 1,
+        "name": f"eagle-{seed}-{number}",
+        "config": config,
+        "max_steps": 1500,
+        "requests": _requests(rng, config, longest),
+    }
+
+
 def _config(rng: Random, longest: int, *, caching: bool, overlap: bool) -> Values:
     page = rng.choice([1, 1, 1, 2, 4, 16])
     chunk = rng.choice([-1, 8, 16, 21, 48, 64, 100, 256])

@@ -125,6 +125,7 @@ def main(arguments: list[str]) -> int:
         "--options", action="store_true", help="draw SGLang's own orders and options"
     )
     parser.add_argument("--hicache", action="store_true", help="draw these with HiCache on")
+    parser.add_argument("--drafts", action="store_true", help="draw these with EAGLE")
     parser.add_argument("--record", type=Path, help="folder for cases and what SGLang did")
     options = parser.parse_args(arguments)
     if options.count < 1 or options.first < 0:
@@ -135,6 +136,8 @@ def main(arguments: list[str]) -> int:
             draw = draw_options.draw_case if options.options else draw_case
             if options.hicache:
                 draw = draw_options.draw_with_host
+            if options.drafts:
+                draw = draw_options.draw_with_drafts
             cases = [draw(options.seed, number) for number in numbers]
             return _compare(cases, options.record or Path(scratch))
     except HeadwayError as error:

@@ -35,6 +35,7 @@ from unittest.mock import MagicMock
 from headway.conformance.case_model import SglangCase, SglangRequest
 from headway.conformance.engine_fields import derived_fields
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
+from headway.sglang.drafting import Drafting, drafting_arguments
 from headway.sglang.host_copies import Links
 from headway.sglang.plugin import hook
 from headway.sglang.policy import check_sglang
@@ -45,10 +46,11 @@ from simulator.util.errors import HeadwayError, one_line
 ENVIRONMENT = ("init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps",
                "retract_decode_steps")  # fmt: skip
 """Settings of a case that SGLang takes from variables."""
-NOT_ARGUMENTS = (*ENVIRONMENT, "hash_id_tokens", "scheduling_policy")
+NOT_ARGUMENTS = (*ENVIRONMENT, "hash_id_tokens", "scheduling_policy", "acceptance")
 ONLY_WITH_GPU = ("torchvision", "flashinfer")
 IDLE_PASSES = 1000  # in a row; then whoever waits waits for ever
 QUEUE_SHOWN = 8
+ROW_ROOM = 600  # slots of a request beyond its context, which drafts take
 
 
 class _Missing(types.ModuleType):
@@ -152,6 +154,8 @@ class _Worker:
 
     is_hybrid_swa = False
     weight_load_time = 0.0
+    draft_swa_window = 0
+    hicache_draft_plan = primary_draft_kv_pool = None
     forward: Callable[[Any], Any]
 
     def __init__(self, case: SglangCase, arguments: Any, model_config: Any) -> None:
@@ -176,7 +180,7 @@ class _Worker:
         self.model_config = model_config
         runner = self.model_runner = MagicMock()
         pool = MHATokenToKVPool(size, page, kind, 1, 1, 1, device, enable_memory_saver=False)
-        self._rows = ReqToTokenPool(self._seats, config.context_length + 4, device, False)
+        self._rows = ReqToTokenPool(self._seats, config.context_length + ROW_ROOM, device, False)
         options = {"dtype": kind, "device": device, "kvcache": pool, "need_sort": False}
         if page == 1:
             self._allocator = TokenToKVPoolAllocator(size, **options)
@@ -207,8 +211,11 @@ class _Worker:
     def get_pad_input_ids_func(self) -> None:
         """Say that prompts have no images."""
 
-    def forward_batch_generation(self, batch: Any, **_: Any) -> Any:
-        return self.forward(batch)
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, **_: Any) -> Any:
+        result = self.forward(batch)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -226,6 +233,10 @@ def _recorded_scheduler(recording: "_Recording", arguments: Any) -> Any:
         def init_tp_model_worker(self) -> None:
             self.tp_worker = _Worker(recording.case, arguments, self.model_config)
             self.tp_worker.forward = recording.compute
+
+        def maybe_init_draft_worker(self) -> None:
+            self.draft_worker = self.tp_worker if recording.drafting is not None else None
+            self.external_corpus_manager = None
 
         def init_memory_pools(self) -> None:
             """Leave that to the worker."""
@@ -324,6 +335,8 @@ class _Recording:
             given |= {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"}
         else:
             del given["hicache_ratio"], given["hicache_write_policy"]
+        self.drafting = None if config.drafts is None else Drafting(config.drafts)
+        given |= drafting_arguments(folder, drafts=self.drafting is not None)
         arguments = ServerArgs(
             **given,
             model_path=str(folder),
@@ -458,14 +471,17 @@ class _Recording:
 
     def compute(self, batch: Any) -> Any:
         """Return each request of a batch its next token, known by its place."""
-        tokens = []
-        for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            at = length - len(request.origin_input_ids)
-            tokens.append(
-                self._number((("out", int(request.rid)), at)) if at >= 0 else self._number(None)
-            )
+        if self.drafting is not None:
+            return self.drafting.compute(batch, self._result, self._answer)
+        tokens = [
+            self._answer(int(request.rid), length - len(request.origin_input_ids))
+            for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)
+        ]
         ids = self._torch.tensor(tokens, dtype=self._torch.int64)
         return self._result(next_token_ids=ids)
+
+    def _answer(self, request: int, place: int) -> int:
+        return self._number((("out", request), place) if place >= 0 else None)
 
     # What SGLang does.
 
@@ -590,14 +606,18 @@ class _Recording:
 
     def _rows(self, batch: Any) -> list[list[int]]:
         """List [id, tokens, tokens before] of those in a batch."""
-        lengths = batch.seq_lens.tolist()
         if batch.forward_mode.is_decode():
+            if self.drafting is not None:
+                return self.drafting.rows(batch.reqs, verify=True)
+            lengths = batch.seq_lens.tolist()
             return [
                 [int(req.rid), 1, length - 1]
                 for req, length in zip(batch.reqs, lengths, strict=True)
             ]
         pairs = zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=True)
-        return [[int(req.rid), extend, prefix] for req, extend, prefix in pairs]
+        tails = [] if self.drafting is None else batch.decoding_reqs or []
+        rows = [[int(r.rid), extend, start] for r, extend, start in pairs if r not in tails]
+        return rows if self.drafting is None else rows + self.drafting.rows(tails, verify=False)
 
     def _admitted(self, batch: Any, start: int) -> tuple[list[list[int]], list[list[int]]]:
         """List [id, tokens found in the cache] of those who are new in a batch, or are back."""
@@ -647,7 +667,7 @@ class _Recording:
             "first_scheduled": seen.first_scheduled,
             "first_token": seen.first_token,
             "finish": seen.finish,
-            "output_tokens": 0 if req is None else len(req.output_ids),
+            "output_tokens": 0 if req is None else len(req.output_ids_through_stop),
             "cached": seen.cached,
             "retractions": seen.thrown_out,
             "reason": "FINISH_ABORT"

@@ -106,6 +106,14 @@ class SpeculativeConfig(Config):
             "first is 1",
         )
     )
+    speculative_eagle_topk: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
+        1, description="SGLang: branches of the drafts' tree, of num_speculative_tokens steps"
+    )
+    speculative_num_draft_tokens: Annotated[int | None, Field(ge=2, le=1024)] = Field(
+        None,
+        description="SGLang: tokens that a step verifies for each sequence; null: "
+        "num_speculative_tokens + 1",
+    )
     disable_eagle_block_drop: bool = Field(
         False, description="EAGLE and MTP find blocks of a prompt as other methods do"
     )
@@ -127,6 +135,9 @@ class SpeculativeConfig(Config):
 
     def _check(self) -> None:
         k = self.num_speculative_tokens
+        if self.speculative_eagle_topk == 1 and self.verified != k + 1:
+            what = f"must be num_speculative_tokens + 1 ({k + 1}) where drafts are a chain"
+            raise MappingError("speculative_num_draft_tokens", what)
         if isinstance(self.acceptance, list) and len(self.acceptance) != k:
             raise MappingError(
                 "acceptance",
@@ -166,6 +177,26 @@ class SpeculativeConfig(Config):
         """
         return int(self.method == "draft_model")
 
+    @property
+    def is_tree(self) -> bool:
+        """Whether drafts are more than a chain of num_speculative_tokens."""
+        return self.speculative_eagle_topk > 1 or self.verified != self.num_speculative_tokens + 1
+
+    @property
+    def verified(self) -> int:
+        """Tokens that SGLang verifies of a sequence: of the tree of drafts, and one more."""
+        return self.speculative_num_draft_tokens or self.num_speculative_tokens + 1
+
+    def reserve(self, page_size: int) -> int:
+        """Tokens beyond those stored for which SGLang sets memory aside, twice what a step takes.
+
+        As SGLang 0.5.23's get_alloc_reserve_per_decode.
+        """
+        steps, branches = self.num_speculative_tokens, self.speculative_eagle_topk
+        if page_size > 1 and branches > 1:  # each branch begins a page of its own
+            steps = (steps + 2 * (page_size - 1)) // page_size * page_size
+        return 2 * max(steps * branches, self.verified)
+
     def drafts_after(self, requests: int) -> int:
         """Count the drafts that are made for each sequence after a step of so many requests."""
         most, found = self.num_speculative_tokens, self.num_speculative_tokens
@@ -192,5 +223,6 @@ class SpeculativeConfig(Config):
         """
         draws = np.random.Generator(np.random.Philox(key=[seed, request])).random(count)
         k = self.num_speculative_tokens
-        found: list[int] = (k - np.searchsorted(self._survival, draws, side="right")).tolist()
+        right = k - np.searchsorted(self._survival, draws, side="right")
+        found: list[int] = np.minimum(right, self.verified - 1).tolist()
         return found

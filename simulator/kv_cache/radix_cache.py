@@ -72,6 +72,8 @@ class RadixCache(TreeCounter):
 
     _node = Node
     """What an edge ends in."""
+    reads_next = 0
+    """Tokens behind those of a key that must be the same, too."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -95,7 +97,7 @@ class RadixCache(TreeCounter):
 
     def find(self, request: Request, tokens: int) -> tuple[int, Node]:
         """Use the path of a request's first tokens; return its blocks and its end."""
-        content = pieces_of(request, tokens // self.block_size * self.block_size)
+        content = self._content(request, self._whole(tokens) * self.block_size)
         node, hits, self._idle = self._root, 0, 0
         self._found = node
         if not content or self._key(content, (0, 0)) not in node.children:
@@ -108,6 +110,14 @@ class RadixCache(TreeCounter):
                 self._idle += blocks
         self._found = node
         return hits, node
+
+    def _whole(self, tokens: int) -> int:
+        """Count the blocks of so many tokens that may be in the tree."""
+        return max(tokens - self.reads_next, 0) // self.block_size
+
+    def _content(self, request: Request, tokens: int, start: int = 0) -> list[Piece]:
+        """Name what the tree has of a request's first `tokens` tokens, from `start` on."""
+        return pieces_of(request, tokens, start)
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the blocks beyond the hits, and the hits that may now be evicted."""
@@ -136,13 +146,13 @@ class RadixCache(TreeCounter):
 
     def insert(self, request: Request, tokens: int) -> None:
         """Put the full blocks of a running request's first tokens into the tree."""
-        path, size = self._held[request], self.block_size
-        blocks = tokens // size
+        path = self._held[request]
+        blocks = self._whole(tokens)
         if not blocks:
             return
         end, found = self._insert(request, blocks, path, path.inserted)
         path.inserted = max(path.inserted, blocks)
-        prompt = request.prompt_tokens // size
+        prompt = self._whole(request.prompt_tokens)
         if 0 < prompt < blocks:  # so that the answer can be evicted without the prompt
             from_ = path if path.blocks <= prompt else Path(self._root, 0)
             if from_.blocks == prompt:
@@ -299,7 +309,8 @@ class RadixCache(TreeCounter):
         self._use_path(path, priority, inserted)
         if there == blocks:
             return node, there
-        content = pieces_of(request, blocks * self.block_size, there * self.block_size)
+        size = self.block_size
+        content = self._content(request, blocks * size, there * size)
         cursor, key = (0, 0), self._key(content, (0, 0))
         if key in node.children:
             for found, length, after in self._walk(content, node):

@@ -10,12 +10,14 @@ from simulator.models.kv_layout import model_groups
 from simulator.models.modules import FULL
 from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.policy_table import policy_name
 from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
 
 BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
     {
         "radix": "simulator.kv_cache.radix_cache:RadixCache",
+        "eagle": "simulator.kv_cache.eagle_tree:EagleTree",
         "unshared radix": "simulator.kv_cache.unshared_radix_cache:UnsharedRadixCache",
         "hierarchical": "simulator.kv_cache.hierarchical_cache:HierarchicalCache",
         "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
@@ -81,6 +83,8 @@ def make_blocks(
 def _make_tree(spec: EngineSpec, *, counts: bool) -> BlockCounter:
     """Make a radix tree, with a part in host memory where there is some."""
     engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
+    if engine.speculative_config is not None:
+        return BLOCKS["eagle"](*pool)
     if engine.kv_offloading_size is None:
         return BLOCKS["unshared radix" if counts else "radix"](*pool)
     policy = engine.hicache_write_policy
@@ -159,10 +163,10 @@ def _make_counter(
 ) -> BlockCounter:
     """Make so many blocks, without names unless drafts need them."""
     speculation, model = spec.engine.speculative_config, spec.model
+    if speculation is None or policy_name(spec.policy) == "sglang":
+        return BlockCounter(count, size)
     if spec.engine.drafts_ahead:
         return BLOCKS["drafts"](count, size, prefix_caching=caching)
-    if speculation is None:
-        return BlockCounter(count, size)
     groups = None
     if spec.keeps_window:
         full, others = model_groups(model)

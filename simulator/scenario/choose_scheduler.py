@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.speculative_config import SpeculativeConfig
+from simulator.core.speculative_config import TYPICAL, SpeculativeConfig
 from simulator.features import features_of
-from simulator.launch.fields import why_refused
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
@@ -33,9 +32,15 @@ SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
         "drafts": "simulator.schedulers.vllm.speculative:Speculative",
         "cached drafts": "simulator.schedulers.vllm.drafts_ahead:DraftWalk",
         "asynchronous drafts": "simulator.schedulers.vllm.drafts_ahead:AsyncDraftWalk",
+        "eagle": "simulator.schedulers.sglang.speculative:SpeculativeSgLang",
+        "asynchronous eagle": "simulator.schedulers.sglang.speculative:OverlappedSpeculativeSgLang",
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
+VLLM_DRAFTS = (
+    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
+    "disable_lookahead_block_hashes",
+)
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -88,18 +93,36 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         lacks = f"must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost"
         need("disable_hybrid_kv_cache_manager", REQUIRED["windows"], lacks, "false needs")
     if engine.speculative_config is not None:
-        lacks = f"{name} verifies no drafts; fcfs does, and {ORDERING}, boost"
         if name == "sglang":
-            lacks = f"is not simulated: {why_refused('speculative_algorithm')}"
+            return _with_eagle(spec, engine.speculative_config)
+        lacks = f"{name} verifies no drafts; fcfs does, and {ORDERING}, boost, sglang"
         required = REQUIRED["drafts ahead" if engine.drafts_ahead else "drafts"]
         need("speculative_config", required, lacks)
         return _with_drafts(spec, engine.speculative_config)
     return _in_time(spec, chosen, role)
 
 
+def _with_eagle(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerBase]:
+    """Return what verifies drafts as SGLang does; ValueError for what that does not do."""
+    engine, at = spec.engine, "engine.speculative_config"
+    for key, word in differing_keys(engine, REQUIRED["eagle"]):
+        raise ScenarioError(at, f"needs {key}: {word}")
+    if spec.order is not None:
+        raise ScenarioError(at, "needs an order of SGLang's own, not a policy of Headway's")
+    if drafts.method not in TYPICAL:
+        raise ScenarioError(f"{at}.method", f"must be {', '.join(TYPICAL)} for sglang")
+    for key in VLLM_DRAFTS:
+        if getattr(drafts, key):
+            raise ScenarioError(f"{at}.{key}", "is vLLM's, and sglang has none")
+    return SCHEDULERS["asynchronous eagle" if engine.async_scheduling else "eagle"]
+
+
 def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerBase]:
     """Return what verifies drafts: as sums, or with a prefix cache or a step ahead one by one."""
     engine = spec.engine
+    if drafts.is_tree:
+        what = "is SGLang's: vLLM's drafts are a chain"
+        raise ScenarioError("engine.speculative_config.speculative_eagle_topk", what)
     hashed = spec.rules.hashes_beyond and not drafts.disable_lookahead_block_hashes
     unhashed = drafts.reads_next and not hashed
     if spec.keeps_window and unhashed and engine.enable_prefix_caching:

@@ -140,6 +140,8 @@ def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+DRAFTED_SEQS = 48
+"""SGLang's max_running_requests with EAGLE (`_handle_eagle_family`)."""
 SIZES = ("max_num_seqs", "max_num_batched_tokens")
 
 
@@ -161,7 +163,9 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     if not isinstance(name, str) or name not in ENGINES:
         return engine
     known, spec = ENGINES[name], _find_model(model)
+    drafted = name == "sglang" and engine.get("speculative_config")
     defaults: Defaults = {"async_scheduling": False} | known.defaults
+    defaults |= {"max_num_seqs": DRAFTED_SEQS} if drafted else {}
     defaults |= _states_cache(spec, engine, release)
     own = spec.longest(release) if spec else 0
     given = engine.get("max_model_len")
@@ -216,7 +220,7 @@ def _overlaps(name: str, engine: Defaults, release: Release) -> bool:
     if name == "sglang" and policy not in (None, "sglang"):
         return False
     drafts = engine.get("speculative_config")
-    if drafts and (name != VLLM or release < _async_drafts_since(drafts)):
+    if drafts and name != "sglang" and (name != VLLM or release < _async_drafts_since(drafts)):
         return False
     if engine.get("preemption_mode") in ("swap", "auto"):
         return False

@@ -22,6 +22,7 @@ def test_recorded_cases_agree_in_every_step(path: Path, leap: bool) -> None:
     assert not any(outcome.difference for outcome in outcomes), report(outcomes)
 
 
+HERE = Path(__file__).parent
 SMALL = {
     "max_running_requests": 4,
     "chunked_prefill_size": 8,
@@ -126,3 +127,41 @@ def test_bad_cases_are_told_by_field(tmp_path: Path, config: dict, told: str) ->
     with pytest.raises(HeadwayError) as error:
         conform(make(tmp_path, [ask(0, 6, 3)], **config))
     assert told in error.value.messages[0]
+
+
+EAGLE = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 2, "acceptance": 1}
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_drawn_cases_with_drafts_agree_in_every_step(leap: bool) -> None:
+    """EAGLE of SGLang 0.5.23: chains and trees, with its overlap and without."""
+    outcomes = conform(HERE / "cases/eagle.jsonl.gz", leap=leap)
+    assert len(outcomes) == 24
+    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
+
+
+def test_drafts_take_memory_ahead(tmp_path: Path) -> None:
+    """2 drafts, all right: 3 tokens a step, and 2 * 3 slots beyond those stored.
+
+    A prompt of 6 leaves 94 of 100 free; a decode takes the slots 7 to 12, the next one 3 more. In
+    the end all 12 tokens are stored, the last one, too, since a draft behind it was right: 11
+    pairs in the tree.
+    """
+    rows = play(make(tmp_path, [ask(0, 6, 6)], **EAGLE), False)
+    names = ("mode", "sched", "free", "finished", "free_end", "evictable_end")
+    assert steps_of(rows, *names) == [
+        ("prefill", [[0, 6, 0]], 94, [], 94, 0),
+        ("decode", [[0, 3, 6]], 88, [], 88, 0),
+        ("decode", [[0, 3, 9]], 85, [0], 89, 11),
+    ]
+
+
+def test_a_step_ahead_counts_what_is_known(tmp_path: Path) -> None:
+    """The second decode is decided when nobody knows that the first one brings 3 tokens."""
+    path = make(tmp_path, [ask(0, 6, 8)], disable_overlap_schedule=False, **EAGLE)
+    assert steps_of(play(path, False), "sched", "free", "finished") == [
+        ([[0, 6, 0]], 94, []),
+        ([[0, 3, 6]], 88, []),
+        ([[0, 3, 9]], 88, []),
+        ([[0, 3, 12]], 85, [0]),
+    ]

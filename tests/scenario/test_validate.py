@@ -228,7 +228,8 @@ def test_the_keys_of_a_section():
         (
             "engine.speculative_config={lookahead: 1, num_speculative_tokens: 1, acceptance: 1}",
             "there is method, model, num_speculative_tokens, "
-            "num_speculative_tokens_per_batch_size, disable_eagle_block_drop, "
+            "num_speculative_tokens_per_batch_size, speculative_eagle_topk, "
+            "speculative_num_draft_tokens, disable_eagle_block_drop, "
             "disable_lookahead_block_hashes, acceptance, draft",
         ),
         ("workload.frontend={x: 1}", "there is latency, per_request, per_token"),

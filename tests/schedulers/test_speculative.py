@@ -372,13 +372,7 @@ ACCEPTANCE = SpeculativeConfig.model_fields["acceptance"].description
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, scheduling_policy: static",
             "engine.speculative_config: static verifies no drafts; fcfs does, and policies that "
-            "only order the queue: priority, sjf, boost",
-        ),
-        (
-            "{num_speculative_tokens: 3, acceptance: 0.5}, name: sglang",  # no cache would do
-            "engine.speculative_config: is not simulated: drafts of SGLang take whole pages "
-            "ahead, for 2 * max(steps * topk, draft tokens) tokens, and its prefix tree has pairs "
-            "of tokens",
+            "only order the queue: priority, sjf, boost, sglang",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",

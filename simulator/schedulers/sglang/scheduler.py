@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Chunk, Load, Request, Step
+from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
@@ -102,6 +103,7 @@ class SgLang(ContinuousBatching):
         max_model_len: int = 8192,
         enable_chunked_prefill: bool = True,
         policy: Any = None,
+        speculation: SpeculativeConfig | None = None,
     ) -> None:
         self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
         self._check_order(order, policy, priorities=enable_priority_scheduling)
@@ -131,14 +133,13 @@ class SgLang(ContinuousBatching):
             blocks.eviction_policy = radix_eviction_policy
         self.decodes = self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
+        self.ignore_eos, self.seed, self.speculation = ignore_eos, seed, speculation
         self._begin()
         by_entry = enable_priority_scheduling or order in BY_ENTRY
         self.waiting = self.queue = self._make_queue(policy, by_entry=by_entry)
-        self.order = order
-        self.ignore_eos = ignore_eos
         self._sign = 1 if schedule_low_priority_values_first else -1
         urgency = self.urgency if enable_priority_scheduling else None
-        self.queue_order = QueueOrder(order, blocks, urgency, seed)
+        self.queue_order, self.order = QueueOrder(order, blocks, urgency, seed), order
         self._preempts = enable_priority_scheduling and not disable_priority_preemption
         self.preemption_threshold = priority_scheduling_preemption_threshold
         self._retracts_by_priority = retraction_policy == "priority"
@@ -156,6 +157,9 @@ class SgLang(ContinuousBatching):
 
     def _begin(self) -> None:
         """Set what changes from pass to pass to how a scheduler begins."""
+        drafts = self.speculation
+        wrong = drafts is not None and not isinstance(drafts, SpeculativeConfig)
+        raise_if((wrong, "speculation", "give it as engine.speculative_config"))
         self.computed_tokens = 0  # of prompts, so far
         self.tried: dict[Request, tuple[int, int]] = {}  # tokens known and cached, at the last try
         self._passes_left = 0  # of the interval, before a prefill may be tried
@@ -533,8 +537,7 @@ class SgLang(ContinuousBatching):
 
     def _decode(self, step: Step) -> bool:
         """Let all decode who have room; False: nobody does."""
-        batch = self.batch  # its phases as in `_has_room`
-        if batch.phases[batch.tick % batch.block_size] <= self.blocks.free or self._has_room():
+        if self._has_room():
             ratio, least = self.ratio - self._decay, self._min_ratio
             self.ratio = ratio if ratio > least else least
         else:
