@@ -10,7 +10,6 @@ from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
-from simulator.features.states.states import States
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
@@ -26,6 +25,7 @@ from simulator.schedulers.vllm.rules import (
     NEWEST,
     NEWEST_RELEASE,
     RULES_SINCE,
+    STATES_SINCE,
     Release,
     options_without_effect,
     read_release,
@@ -202,7 +202,7 @@ def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) ->
     known = POLICIES[str(policy)] if policy in POLICIES else None
     simulated = (
         engine["name"] == VLLM
-        and release >= States.since
+        and release >= STATES_SINCE
         and (policy is None or (known is not None and of_policy(known) is Scheduler))
         and all(engine.get(key, value) == value for key, value in REQUIRED["states"].items())
     )

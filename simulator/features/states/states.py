@@ -13,6 +13,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.state_manager import StateManager, prefill_end
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.feature import Conflict, Feature
+from simulator.schedulers.vllm.rules import STATES_SINCE
 
 
 class States(Feature):
@@ -20,7 +21,7 @@ class States(Feature):
 
     key = "mamba_cache_mode"
     lacking = "ends chunks anywhere", "end them where states are cached"
-    since = (0, 30, 0)
+    since = STATES_SINCE
     live = "keeps no states"
 
     @classmethod

@@ -136,6 +136,8 @@ OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
 """The first release in which an option has an effect on one engine, and its value before."""
 LOCK_STEP_INTERVAL_SINCE: Release = (0, 24, 0)
 """The first release in which `prefill_schedule_interval` has one on ranks in lock-step."""
+STATES_SINCE: Release = (0, 30, 0)
+"""The first release whose prefix cache of linear attention's and Mamba's states is simulated."""
 LIMITS = ("max_num_scheduled_tokens", "max_num_active_seqs")
 """Options that change no decision unless they are given."""
 BOUNDARIES = sorted(
