@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def grows(self) -> bool:
-        """Whether its queue grows: what it keeps so far breaks in a longer run."""
+        """Whether its queue grows in this run: a longer one may break more."""
         return overload(self.values) is not None
 
     @property
@@ -315,7 +315,7 @@ def traded(
 def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool | float, ...]:
     """Return a key that puts the best first, by the digits that the table shows.
 
-    `by_price`: of those that break no service level the cheapest; last those whose queue grows.
+    `by_price`: of those that break no level the cheapest; last those that do as their queue grows.
     """
     found = [value_of(trial.values, metric) for metric in metrics]
     digits = [
@@ -323,7 +323,7 @@ def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool
         for metric, value in zip(metrics, found, strict=True)
     ]
     enough = _price(trial) if by_price and not trial.missed else 0.0
-    first = bool(trial.error), bool(trial.trade), by_price and trial.grows
+    first = bool(trial.error), bool(trial.trade), by_price and trial.missed > 0 and trial.grows
     return *first, trial.missed, enough, *digits
 
 
@@ -386,7 +386,7 @@ def table(found: Diagnosis) -> str:
     notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
     for trial in found.trials:
         if levels and trial.grows:
-            notes.append(f"{words(trial.advice)}: its queue grows: longer runs break more levels")
+            notes.append(f"{words(trial.advice)}: its queue grows: a longer run may break more")
         if trial.trade:
             both = found.values, trial.values
             change = {key: " -> ".join(_number(one, key) for one in both) for key in trial.trade}

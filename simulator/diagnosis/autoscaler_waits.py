@@ -89,7 +89,7 @@ def waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> AutoscalerW
 
 def moments(run: Evidence) -> Floats:
     """Return moments (s) from the start to the last end, evenly."""
-    return np.linspace(0.0, float(run.table.finish[run.done].max()), LOOKS)
+    return np.linspace(0.0, float(run.table.finish[run.done].max(initial=0.0)), LOOKS)
 
 
 def waiting_at(run: Evidence, times: Floats, group: str | None = None) -> Floats:

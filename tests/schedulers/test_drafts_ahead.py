@@ -34,7 +34,8 @@ def test_drafts_are_scheduled_ahead_where_vllm_does(
     """Unless the scenario says otherwise; without drafts versions from 0.14 on do."""
     drafts = f"{{num_speculative_tokens: 3, acceptance: 0.5{method}}}"
     engine = f"{{name: vllm, version: '{since}', speculative_config: {drafts}}}"
-    path = write(f"model: glm-4-9b\nengine: {engine}\n")
+    model = "qwen3.5-9b" if "mtp" in method else "glm-4-9b"
+    path = write(f"model: {model}\nengine: {engine}\n")
     assert load_scenario(path).engine.async_scheduling
     assert not load_scenario(path, [f"engine.version={before}"]).engine.async_scheduling
     assert not load_scenario(path, ["engine.async_scheduling=false"]).engine.async_scheduling

@@ -60,7 +60,8 @@ def test_cases_of_options_are_drawn_alike_and_have_them_all() -> None:
     assert evictions == EVICTION_POLICIES.keys() - {"tlru"}
     left = SglangConfig.model_fields.keys() - {key for config in configs for key in config}
     host = {"enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy"}
-    assert left == {"hash_id_tokens", "scheduling_policy", *host}
+    drafts = {key for key in left if key.startswith("speculative_")} | {"acceptance"}
+    assert left == {"hash_id_tokens", "scheduling_policy", *host, *drafts}
 
 
 def test_a_split_prompt_without_memory_waits() -> None:

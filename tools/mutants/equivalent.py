@@ -134,11 +134,6 @@ OTHERS = {
         "if need >= free or self._is_overtaken():",
     ): "where blocks just suffice sharing out finds that all fit, and has none for prompts either",
     (
-        "cluster/disaggregation.py",
-        "if request is not wanted and request.finish >= 0:",
-        "if request is not wanted and request.finish > 0:",
-    ): "to compute a prompt takes time, so none is done at 0 s",
-    (
         "costs/piecewise.py",
         "table = np.array([self._decode_seconds(n) for n in "
         "range(int(counts.max(initial=0)) + 1)])",
