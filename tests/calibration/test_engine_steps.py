@@ -249,7 +249,9 @@ def test_a_profile_says_what_was_fitted(tmp_path: Path) -> None:
     ("rows", "profile"),
     [
         (MEASURED, PROFILES / "tiny-test.cpu.fp32.yaml"),
-        (ON_H100, ON_H100 / "llama-3.1-8b.h100.bf16.headway.yaml"),
+        pytest.param(
+            ON_H100, ON_H100 / "llama-3.1-8b.h100.bf16.headway.yaml", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_profile_is_the_fit_of_its_measurement(rows: Path, profile: Path, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_azures_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
     assert throughput[0] < 0.97 * throughput[1]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cost")
 @pytest.mark.parametrize("traced", [False, True])
 def test_mooncakes_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
