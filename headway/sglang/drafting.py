@@ -49,7 +49,7 @@ class Drafting:
         self._stored: dict[str, int] = {}  # tokens, when all batches in flight are over
 
     def rows(self, requests: Sequence[Any], *, verify: bool) -> list[list[int]]:
-        """List [id, tokens, tokens before] of those who decode."""
+        """List [id, tokens, tokens before] of requests that decode."""
         tokens = self.drafts.verified if verify else 1
         return [[int(r.rid), tokens, self._stored[r.rid]] for r in requests]
 

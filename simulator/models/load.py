@@ -86,7 +86,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
             raise _unknown(wanted)
         return _under(wanted, by_name)
     if wrong := why_not_regular(path):
-        raise ScenarioError("model", f"{wrong}")
+        raise ScenarioError("model", wrong)
     if path.suffix == ".gguf" or path.name == "params.json":
         raise ScenarioError(
             "model", f"{path} is {FOREIGN[path.suffix]}: give a Hugging Face config.json"

@@ -69,7 +69,7 @@ def make_blocks(
         return _make_tree(spec, counts=counts and not shares)
     if engine.kv_offloading_size is not None and (named or not caching):
         why = "a live engine has no host tier" if caching else "there is no prefix cache"
-        raise ScenarioError("engine.kv_offloading_size", f"{why}")
+        raise ScenarioError("engine.kv_offloading_size", why)
     if engine.drafts_ahead or not (caching or named):
         return _make_counter(spec, *pool, caching=caching)
     host = None

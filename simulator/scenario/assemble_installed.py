@@ -45,7 +45,7 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
         )
     for key, (known, what) in REQUIRED.items():
         if getattr(engine, key) != known:
-            raise ScenarioError(f"engine.{key}", f"{what}")
+            raise ScenarioError(f"engine.{key}", what)
     check_rules(engine, "vLLM's scheduler")
     _check_installed(spec)
     if engine.scheduler_cls:  # else the scenario names no code

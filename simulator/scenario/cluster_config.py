@@ -116,7 +116,7 @@ class ClusterConfig(Config):
         roles: dict[str | None, str] = {g.kv_role: name for name, g in self.groups.items()}
         if len(self.groups) != 2 or set(roles) != {"kv_producer", "kv_consumer"}:
             what = "needs one group of kv_role kv_producer and one of kv_consumer"
-            raise MappingError("kv_transfer.ratio", f"{what}")
+            raise MappingError("kv_transfer.ratio", what)
         if self.replicas is None or self.replicas < 2:
             raise MappingError("replicas", "kv_transfer.ratio shares them out: 2 or more")
         for role, count in links.shared_out(self.replicas).items():
@@ -143,11 +143,11 @@ class ClusterConfig(Config):
             group = self.groups[name]
             if "replicas" in group.model_fields_set:
                 what = "cannot be used with sleep_mode, whose replicas all that share have"
-                raise MappingError(f"groups.{name}.replicas", f"{what}")
+                raise MappingError(f"groups.{name}.replicas", what)
             for key in ("gpu", "dollars_per_hour"):
                 if getattr(group, key) != getattr(first, key):
                     what = f"must be that of {self.sleepers[0]}: they share the GPUs"
-                    raise MappingError(f"groups.{name}.{key}", f"{what}")
+                    raise MappingError(f"groups.{name}.{key}", what)
             self.groups[name] = group.model_copy(update={"replicas": self.sleep_mode.replicas})
 
     @property
@@ -165,7 +165,7 @@ class ClusterConfig(Config):
         if both := [name for name in self.sleepers if name in self.scalers]:
             what = "cannot be used with sleep_mode, which says which model has the GPUs"
             key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
-            raise MappingError(key, f"{what}")
+            raise MappingError(key, what)
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise MappingError("autoscaling.group", f"name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
@@ -181,7 +181,7 @@ class ClusterConfig(Config):
             if group.replicas > (most := self.max_replicas(name)):
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
                 what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
-                raise MappingError(key, f"{what}")
+                raise MappingError(key, what)
         if self.max_gpu_budget is not None and len(self.scalers) < 2:
             raise MappingError("max_gpu_budget", "needs two groups or more that have autoscaling")
         if self.switch_delay is not None and self.max_gpu_budget is None:
@@ -211,7 +211,7 @@ class ClusterConfig(Config):
         for key in ("pods", "kv_transfer", "failures"):
             if getattr(self, key) is not None:
                 what = "needs one model, without groups that have their own"
-                raise MappingError(key, f"{what}")
+                raise MappingError(key, what)
 
     @property
     def pod_numbers(self) -> list[int]:

@@ -135,7 +135,7 @@ def find_class(name: Any, folder: Path, field: str) -> type:
     except HeadwayError:
         raise
     except ValueError as error:
-        raise ScenarioError(field, f"{error}") from error
+        raise ScenarioError(field, str(error)) from error
     if not isinstance(cls, type) or not (
         issubclass(cls, SchedulerBase)
         or callable(getattr(cls, "key", None))

@@ -64,7 +64,7 @@ def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
         return engine
     if (engine.prefix_cache_retention_interval or 0) % block_size:
         what = f"must be a multiple of the block of {block_size} tokens that its states make"
-        raise ScenarioError("engine.prefix_cache_retention_interval", f"{what}")
+        raise ScenarioError("engine.prefix_cache_retention_interval", what)
     return engine.model_copy(update={"block_size": block_size})
 
 

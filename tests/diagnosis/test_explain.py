@@ -186,7 +186,9 @@ def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:
             assert explain(folder, 1).startswith("Request 1")
         except HeadwayError as error:
             told[head[column]] = str(error)
-    if "damaged: it has" in told.get("steps", ""):  # a number, but not the count that summary.json has
+    if "damaged: it has" in told.get(
+        "steps", ""
+    ):  # a number, but not the count that summary.json has
         del told["steps"]
     if "requests are completed" in told.get("finish_reason", ""):  # not as many as summary.json has
         del told["finish_reason"]

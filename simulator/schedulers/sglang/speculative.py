@@ -57,7 +57,7 @@ class Member:
 
 
 class DraftedBatch(RunningBatch):
-    """Those who verify drafts, one by one. `take(count)` takes blocks, or gives back."""
+    """Requests that verify drafts, one by one. `take(count)` takes blocks, or gives back."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class DraftedBatch(RunningBatch):
         return reads
 
     def bring(self, outcomes: Sequence[Outcome], *, drafts: bool) -> list[Request]:
-        """Take in what a step has brought; return who has ended."""
+        """Take in what a step has brought; return requests that have ended."""
         ended = []
         for one in outcomes:
             request = one.request
@@ -184,9 +184,6 @@ class DraftedBatch(RunningBatch):
                     continue  # SGLang does not count this token as stored
             request.computed = min(request.computed + one.stored, request.known)
         return ended
-
-    def advance(self, ticks: int) -> list[Request]:
-        raise NotImplementedError
 
 
 class SpeculativeSgLang(SgLang):
@@ -247,7 +244,7 @@ class SpeculativeSgLang(SgLang):
     # A step is over.
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
-        """Deliver the tokens of the oldest batch in flight; return who finished."""
+        """Deliver the tokens of the oldest batch in flight; return requests that finished."""
         flight, now = self.in_flight.popleft(), ends[-1]
         over: list[Request] = []
         drafts = flight.drafts > 0
@@ -339,8 +336,8 @@ class DraftedRunning(RunningRequests):
 class OverlappedSpeculativeSgLang(SpeculativeSgLang):
     """The same with two batches in flight: what is known of a request is a step behind.
 
-    What it has, and what it may need, is counted by what is known. Who lacks one token to its limit
-    by that, with another in flight, leaves; who ends otherwise verifies once more in vain.
+    Memory is counted by what is known. A request that by this lacks one token to its limit, with
+    another in flight, leaves; a request that ends otherwise verifies once more in vain.
     """
 
     traits: ClassVar[Traits] = replace(SgLang.traits, overlaps=True)
