@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import tracemalloc
+from math import inf
 
 import numpy as np
 import pytest
@@ -75,6 +76,8 @@ async def send(
             await asyncio.sleep(0.005)
             if clock.done():
                 clock.result()
+        while engine.clock.env.peek() < inf:  # the step in flight when the last one hung up
+            await asyncio.sleep(0.005)
     clock.cancel()
     return ended
 

@@ -214,6 +214,8 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
                 response.close()
 
         await asyncio.gather(*(ask(number) for number in range(24)))
+        while server.engine.streams:  # until the server has seen the last one hang up
+            await asyncio.sleep(0.01)
         text = await (await client.get("/report/requests")).text()
         assert text.count("\n") == 24
         assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
