@@ -51,7 +51,7 @@ class RunningServer:
     ] = None
     minutes: Annotated[float | None, silent("with --server: time to drive it [default: 5]")] = None
     max_rate: Annotated[
-        float | None, silent("with --server: requests/s at most [default: to the knee]")
+        float | None, silent("with --server: requests/s at most [default: up to saturation]")
     ] = None
     steps: Annotated[
         Path | None, silent("with --server: the file that its step recorder writes")

@@ -12,7 +12,7 @@ from headway.cli.options import Json, print_json
 from simulator.util.errors import HeadwayError
 
 COEFFICIENTS = "coefficients"
-app = App(name="profile", help="List the cost profiles here, and show one.")
+app = App(name="profile", help="List the cost profiles, or show one.")
 
 
 @app.command(name="list")
@@ -53,7 +53,7 @@ def show(
     *,
     json_: Json = False,
 ) -> int:
-    """Print a profile: its terms, range, errors and sources. Or what no profile has."""
+    """Print a profile's terms, range, errors and sources, or all other coefficients."""
     from simulator.costs.profile import find_profile, read_profile
     from simulator.util.yaml_lines import parse
 

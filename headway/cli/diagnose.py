@@ -33,7 +33,7 @@ def diagnose(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Say what limits a run, and simulate what each advice would bring."""
+    """Find what limits a run, and simulate each change that it advises."""
     from headway.planning.diagnose import diagnose as find
     from headway.planning.diagnose import find_held, table
     from simulator.scenario.load import load_scenario

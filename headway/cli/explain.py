@@ -11,7 +11,7 @@ def explain(
     request: Annotated[int, Parameter(name="REQUEST_ID", help="id of requests.csv, from 0")],
     /,
 ) -> int:
-    """Tell one request's story in words: where its time went, and why."""
+    """Explain where one request's time went, and why."""
     from simulator.diagnosis.explain import explain as tell
 
     print(tell(folder, request))

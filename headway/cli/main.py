@@ -32,27 +32,26 @@ VERBS = {
     "compare": "Simulate a scenario with some keys varied, side by side.",
     "sweep": "Simulate a scenario at many points, on all cores or a cluster; one row per point.",
     "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
-    "rollouts": "Simulate steps of reinforcement learning: groups of samples, and their tail.",
+    "rollouts": "Simulate rollouts of reinforcement learning: how long a step waits for the last.",
     "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
     "report": "Write an HTML page of runs.",
-    "diagnose": "Say what limits a run, and simulate what each advice would bring.",
-    "explain": "Tell one request's story in words.",
+    "diagnose": "Find what limits a run, and simulate each change that it advises.",
+    "explain": "Explain where one request's time went.",
     "trace": "Describe a workload, write it as Mooncake JSONL, or read a running server's.",
     "memory": "Print how many tokens and requests fit on a GPU.",
     "engines": "List the named engines.",
     "schema": "Print the scenario's JSON Schema, for completion and checks in an editor.",
-    "conform": "Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a "
-    "difference.",
+    "conform": "Compare every decision with a recorded schedule of vLLM or SGLang.",
     "serve": "Answer over HTTP as the scenario's vLLM server would, without a GPU.",
-    "studio": "Turn a scenario's knobs on a local page, and see at once what comes of it.",
+    "studio": "Change a scenario on a local page, and see the results at once.",
     "tokenizer": "Write a small tokenizer, for `serve` and its clients.",
     "doctor": "Check the installation: versions, extras, data, a short run.",
     "completion": "Install completion for bash, zsh or fish.",
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
-    "profile": "List the cost profiles here, and show one.",
+    "profile": "List the cost profiles, or show one.",
     "replay": "Send a scenario's requests to a real server, and measure the answers.",
-    "shadow": "Compare a live server with the simulation of its own traffic; 1 where they part.",
+    "shadow": "Compare a live server with the simulation of its own traffic.",
     "validate": "Compare a live run, or measured runs of real servers, with their simulation.",
 }
 """Each verb, in a file and function of its name, and its line of `headway --help`."""
@@ -71,7 +70,7 @@ ABOVE = {
 
 app = App(
     name="headway",
-    help="Simulate how an LLM server batches requests, and what its users feel.",
+    help="Simulate how an LLM server batches requests, and how long its users wait.",
     version=__version__,
     version_flags=["--version"],
     help_format="plaintext",  # markdown's parser takes longer to import than all the rest

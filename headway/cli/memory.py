@@ -38,7 +38,7 @@ def flag(help: str) -> Parameter:
 
 def memory(
     scenario: Annotated[
-        Path | None, Parameter(name="SCENARIO", help="scenario file (YAML), for the rest")
+        Path | None, Parameter(name="SCENARIO", help="scenario file (YAML), for all other keys")
     ] = None,
     /,
     *,

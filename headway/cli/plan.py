@@ -34,11 +34,13 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     vary: Vary = None,
     fewest: Annotated[
-        str | None, silent("dotted.key=LOW..HIGH: the least that carries the load")
+        str | None, silent("dotted.key=LOW..HIGH: the least that keeps the levels")
     ] = None,
-    cheapest: Annotated[bool, silent("the cheapest that carries the load")] = False,
+    cheapest: Annotated[
+        bool, silent("the cheapest combination of --vary that keeps the levels")
+    ] = False,
     buy: Annotated[
-        bool, silent("what to buy: which GPUs, how many and how set, for this model and traffic")
+        bool, silent("which GPUs to buy for this model and traffic, how many, how set")
     ] = False,
     gpus: Annotated[
         str | None,

@@ -16,7 +16,7 @@ def studio(
     open_: Annotated[bool, silent("open the page in a browser", "--open")] = False,
     set_: SetKeys = None,
 ) -> int:
-    """Turn a scenario's knobs on a local page, and see at once what comes of it; until Ctrl-C."""
+    """Change a scenario on a local page, and see the results at once; until Ctrl-C."""
     from headway.studio.server import studio as serve
     from simulator.scenario.load import find_scenario
     from simulator.util.errors import HeadwayError

@@ -37,7 +37,7 @@ def describe(
     no_own_code: NoOwnCode = False,
     json_: Json = False,
 ) -> int:
-    """Tell how many requests, how fast, how bursty, how long."""
+    """Print how many requests a workload has, their rate, burstiness and lengths."""
     refuse_own_code(no_own_code)
     from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text

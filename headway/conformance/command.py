@@ -30,7 +30,10 @@ def conform(
     ] = False,
     json_: Json = False,
 ) -> int:
-    """Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a difference."""
+    """Compare every decision with a recorded schedule of vLLM or SGLang.
+
+    The exit code is 1 where they differ.
+    """
     from headway.conformance.compare import conform as compare_all
     from headway.conformance.compare import conform_families, report, report_families
 

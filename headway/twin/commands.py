@@ -200,7 +200,7 @@ def shadow(
 ) -> int:
     """Compare a live server with the simulation of its own traffic.
 
-    The exit code is 1 where they part, and 2 where there was nothing to compare.
+    The exit code is 1 where they differ, and 2 where there was nothing to compare.
     """
     from headway.twin.shadow import as_json, conclusion, heading, line
     from headway.twin.shadow import shadow as watch

@@ -17,16 +17,16 @@ class ServeOptions:
 
     host: Annotated[str, Parameter(help="address to listen at")] = "127.0.0.1"
     port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8000
-    speed: Annotated[float, Parameter(help="simulated seconds in a second")] = 1.0
+    speed: Annotated[float, Parameter(help="simulated seconds per second of wall time")] = 1.0
     served_model_name: Annotated[
         str | None, silent("the model's name to clients [default: the scenario's]")
     ] = None
     startup_delay: Annotated[
-        float, Parameter(help="simulated s until replicas are up; until then /health says 503")
+        float, Parameter(help="simulated s until replicas are up; /health returns 503 before")
     ] = 0.0
     admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False
     kv_events_config: Annotated[
-        str | None, silent("vLLM's JSON: publish prefix cache events over ZMQ [default: do not]")
+        str | None, silent("vLLM's JSON: publish prefix cache events over ZMQ [default: none]")
     ] = None
     allowed_origins: Annotated[
         str, Parameter(help='JSON: sites whose pages may ask, as a browser names them; or ["*"]')
@@ -53,7 +53,7 @@ class Watched:
     duration: Annotated[float, silent("time to watch, s [default: until Ctrl-C]")] = inf
     interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0
     window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0
-    tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2
+    tolerance: Annotated[float, Parameter(help="largest relative difference that passes")] = 0.2
 
     def check(self) -> None:
         """Raise HeadwayError for a number that is too small."""

@@ -36,8 +36,8 @@ def encoder(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         max(waited, encoding),
         f"Encoding {items:,} images or clips takes {encoding:.0%} of the busy time; for "
-        f"{waited:.0%} of their time requests compute less, or wait, for want of encoder budget or "
-        "cache.",
+        f"{waited:.0%} of their time requests compute less, or wait, because the encoder's budget "
+        "or cache is full.",
         "p99_ttft_ms",
         [*advice, *run.advisor.replicas()],
         {"share_of_e2el": waited, "encoding_share": encoding, "encoded_items": items},

@@ -110,7 +110,7 @@ def failures(run: AdvisedEvidence) -> Finding | None:
         share,
         f"Replicas fail and the rest are slower under the load: {', '.join([*named, *more])}. "
         f"Requests sent from a failure until its queue is gone take {outages.mean_affected:.3g} s, "
-        f"others {outages.mean_others:.3g} s; {lost:,} lost their replica and began anew. That is "
+        f"others {outages.mean_others:.3g} s; {lost:,} lost their replica and restarted. That is "
         f"{share:.0%} of the requests' time.",
         "mean_e2el_ms",
         _spare(run, outages.most_down),
@@ -163,7 +163,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
         STARTUP: f"replicas start (startup_delay {block.startup_delay:g} s)",
         COOLDOWN: f"replicas start that were taken away {waits.gap:.3g} s before "
         f"(cooldown {block.cooldown:g} s, startup_delay {block.startup_delay:g} s)",
-        INTERVAL: f"the next look is awaited (interval {block.interval:g} s)",
+        INTERVAL: f"the autoscaler waits for its next look (interval {block.interval:g} s)",
         TARGET: target,
     }
     parts = [
@@ -316,9 +316,9 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
     assert given is not None
     return Finding(
         share,
-        f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
-        f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
-        f"(busy {links['link_utilization']:.0%}).",
+        f"The transfer of a KV cache to the replica that decodes takes "
+        f"{links['mean_transfer_time_ms'] / 1e3:.3g} s, {share:.0%} of the requests' time; "
+        f"{behind:.0%} of it is the wait for a link (busy {links['link_utilization']:.0%}).",
         "mean_transfer_time_ms",
         [turn("cluster.kv_transfer.bandwidth", given.bandwidth, 2 * given.bandwidth)],
         {

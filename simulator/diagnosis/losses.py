@@ -28,8 +28,8 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     limits = {key: getattr(advisor.engine, key) for key in (REQUESTS, TOKENS)}
     limits = {key: most for key, most in limits.items() if most is not None}
     outside = int(((prompt < longest) & (-(-total // size) <= blocks)).sum()) if limits else 0
-    share = count / len(refused)
-    lost = f"{count:,} of {len(refused):,} requests were rejected ({share:.1%})"
+    share, were = count / len(refused), "was" if count == 1 else "were"
+    lost = f"{count:,} of {len(refused):,} requests {were} rejected ({share:.1%})"
     figures = {"rejected": count, "share_of_requests": share}
     over, why = over_limits(load, advisor.engine)
     if 2 * over > count:

@@ -192,7 +192,7 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
         TOKEN_BUDGET: "a step computes max_num_batched_tokens="
         f"{run.limit('max_num_batched_tokens')} at most, while {run.gauges['mean_running']:.1f} of "
         f"{run.limit('max_num_seqs')} seats are taken on average",
-        POLICY: f"{run.policy} admits nobody then",
+        POLICY: f"{run.policy} admits no request then",
     }[cause]
     return Finding(
         share * (1 - run.misrouted),
@@ -337,7 +337,7 @@ def adapters(run: AdvisedEvidence) -> Finding | None:
         max(waited, loaded) * (1 - run.misrouted),
         f"For {waited:.0%} of their time requests wait because others run with max_loras="
         f"{run.limit('max_loras')} adapters; {loaded:.0%} of the busy time goes to loading "
-        f"adapters, {run.gauges['adapters_read']:,} times from disk. {names} are asked for.",
+        f"adapters, {run.gauges['adapters_read']:,} times from disk. Requests name {names}.",
         TTFT,
         advice,
         {"share_of_e2el": waited, "loading_share": loaded, "adapters": names},
@@ -352,7 +352,7 @@ def unused_seats(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         wasted,
         f"{100 * wasted:.3g}% of the token slots are padding or finished members of a batch that "
-        "still runs: their seats serve nobody.",
+        "still runs: their seats serve no request.",
         TTFT,
         run.advisor.policy(),
         {

@@ -90,9 +90,9 @@ class PlanConfig(Config):
         {}, description="{dotted.key: [values]}: candidates are all combinations"
     )
     fewest: dict[str, str] = Field(
-        {}, description="{dotted.key: LOW..HIGH}: find the least that carries the load"
+        {}, description="{dotted.key: LOW..HIGH}: find the smallest value that keeps the levels"
     )
-    cheapest: bool = Field(False, description="find the cheapest that carries it")
+    cheapest: bool = Field(False, description="find the cheapest combination that keeps the levels")
     objective: Literal["cost", "energy"] = Field(
         "cost",
         description="the lowest cost, else the fewest GPUs; or the fewest watts",

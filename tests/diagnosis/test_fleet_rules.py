@@ -53,7 +53,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, tuple[str, ...]]] = {
     "interval": (
         scaled(RATE, WAVE, startup_delay=1, interval=40),
         *("autoscaling", "cluster.autoscaling.interval"),
-        ("while the next look is awaited (interval 40 s)",),
+        ("while the autoscaler waits for its next look (interval 40 s)",),
     ),
     "target": (
         scaled(RATE, startup_delay=1, interval=1, target=40),
