@@ -59,14 +59,22 @@ def serve(
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
+    if command is not None:
+        options = options.with_command(command)
     options.check()
-    if out is not None:  # a server that has run for hours is not to end with this
-        check_folder(out)
     loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
     counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if (port := options.port) and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
+    if out is not None:  # a server that has run for hours is not to end with this
+        check_folder(out)
+        if [*out.glob("summary.json"), *out.glob("replica-*/summary.json")]:
+            print(f"warning: --out {out}: the run that it has will be replaced", file=sys.stderr)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HeadwayError(f"--out {out}: {error.strerror}") from None
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
@@ -78,6 +86,9 @@ def serve(
         print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
 
     listen(servers, ready)
+    if out is not None and not any(server.engine.next_id for server in servers):
+        print(f"nothing written to {out}: no request has come")
+        out = None
     for number, server in enumerate(servers):
         folder = out / f"replica-{number}" if out is not None and replica_ports else out
         _tell_end(server, folder)
@@ -88,9 +99,10 @@ def _tell_end(server: "Server", out: Path | None) -> None:
     """Say what was served and whether it came on time; write the files."""
     result = server.result()
     served = server.served()
-    late, whole = served["late_ms"]["p99"], int(result.request_table().completed.sum())
-    count = len(result.workload)
-    print(f"{whole:,} of {count:,} requests served; answers late by {late:.1f} ms (P99)")
+    late, first = (served[f"{name}late_ms"]["p99"] for name in ("", "first_token_"))
+    whole, count = int(result.request_table().completed.sum()), len(result.workload)
+    print(f"{whole:,} of {count:,} requests served; answers late by {late:.1f} ms, ", end="")
+    print(f"first tokens by {first:.1f} ms (P99)")
     if count and not served["on_time"]:
         print("warning: answers later than 5 ms: lower the load or --speed", file=sys.stderr)
     if out is not None:

@@ -1,8 +1,8 @@
 """Options of `headway serve` and `headway shadow` that are handed on as they are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated
+from typing import Annotated, Self
 
 from cyclopts import Parameter
 
@@ -20,6 +20,10 @@ class ServeOptions:
     speed: Annotated[float, Parameter(help="simulated seconds per second of wall time")] = 1.0
     served_model_name: Annotated[
         str | None, silent("the model's name to clients [default: the scenario's]")
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        silent("a key that clients must give (repeated: any of them) [default: none]"),
     ] = None
     startup_delay: Annotated[
         float, Parameter(help="simulated s until replicas are up; /health returns 503 before")
@@ -43,6 +47,21 @@ class ServeOptions:
                 raise HeadwayError(f"--{name}: {value} is not between {least:g} and {most:,}")
         if self.served_model_name is not None and not self.served_model_name.strip():
             raise HeadwayError("--served-model-name: is empty")
+
+    def with_command(self, command: str) -> Self:
+        """Take what clients see from a server's command, where no option says it."""
+        from simulator.launch.options import read_options
+        from simulator.launch.words import find_command
+
+        said = {one.row.field: one.value for one in read_options(find_command(command))[1]}
+        names, keys = (
+            str(said.get(field) or "").split() for field in ("served_model_name", "api_key")
+        )
+        return replace(
+            self,
+            served_model_name=self.served_model_name or next(iter(names), None),
+            api_key=self.api_key or keys,
+        )
 
 
 @Parameter(name="*")

@@ -47,7 +47,7 @@ class MultimodalConfig(Config):
     max_num_encoder_input_tokens: Count | None = Field(
         None,
         description="most encoder tokens of a step; null: max_num_batched_tokens, or the model's "
-        "largest image",
+        "largest image (1,024 without a vision_config)",
     )
     encoder_cache_size: Count | None = Field(
         None, description="tokens whose encoder outputs are kept; null: likewise"

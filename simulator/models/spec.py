@@ -27,6 +27,7 @@ from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 from simulator.util.errors import ScenarioError
 
+USUAL_IMAGE = 1024  # tokens: the default of workload.multimodal
 REQUIRED = (
     "num_hidden_layers",
     "hidden_size",
@@ -174,8 +175,8 @@ class ModelSpec:
 
     @property
     def largest_image(self) -> int:
-        """Tokens of an image at most; 0: nobody knows."""
-        return self.vision.most_tokens if self.vision else 0
+        """Tokens of an image at most; without a vision_config, of a usual one."""
+        return self.vision.most_tokens if self.vision else USUAL_IMAGE
 
     @property
     def attention_layers(self) -> int:

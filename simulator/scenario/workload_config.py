@@ -38,7 +38,7 @@ class TraceConfig(Config):
     limit: Count | None = Field(None, description="most requests")
     rate_scale: PositiveFloat = Field(1.0, description="2: requests come twice as fast")
     repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
-        1, description="how often to play it, end to end"
+        1, description="how often to play it, end to end, with the same prompts"
     )
     max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
     max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")

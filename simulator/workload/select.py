@@ -26,6 +26,9 @@ def session_starts(workload: Workload) -> Floats:
     return times
 
 
+SAME_PROMPTS = "repeat: prompts with contents come again, and a prefix cache finds them"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which part of a workload is taken; HeadwayError for impossible values.
@@ -148,6 +151,7 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
     if played.after is not None:
         played.after = np.where(played.after < 0, -1, played.after + turn * n)
     if workload.segments:
+        warnings.warn(f"{SAME_PROMPTS}: {times - 1} times", HeadwayWarning, stacklevel=3)
         places = (np.arange(n + 1) + k * n for k in range(times))
         played.segments = [p for place in places for p in renumbered(workload.segments, place)]
     return played

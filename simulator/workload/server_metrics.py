@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isfinite, isnan
 from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.generate import INPUT_LEN, OUTPUT_LEN
 from simulator.workload.scrapes import Metrics, as_vllm, model_names
+from simulator.workload.traces.fields import NAMES
 
 CACHE_FLAGS = ("block_size", "num_gpu_blocks", "gpu_memory_utilization", "enable_prefix_caching")
 DEFAULT_LENGTHS = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN}
@@ -72,9 +73,28 @@ def infer_load(metrics: Metrics, place: str) -> Load:
         hits = (metrics.total("vllm:prefix_cache_hits_total") or 0.0) / queries
         add(("prefix cache", f"{hits:.1%} of tokens found",
              "not in the workload below: nobody says which prompts share what"))  # fmt: skip
+    if aborted:
+        add(("aborted", f"{aborted:,.0f} requests", "in the rate below, where none is aborted"))
+    _add_left_out(metrics, load)
     _add_engine(metrics, load)
     load.lines = [(what, value, metrics.told_as(source)) for what, value, source in load.lines]
     return load
+
+
+def _add_left_out(metrics: Metrics, load: Load) -> None:
+    """Name what the metrics say of a load and the scenario does not have."""
+    source = "{}: not in the workload below"
+    for head, metric in NAMES["in metrics"].items():
+        if value := metrics.total(metric):
+            load.lines.append((head, f"{value:,.0f}", source.format(metric)))
+    answers, metric = _mean(metrics, "vllm:request_params_n"), "vllm:request_params_n"
+    if answers > 1:
+        load.lines.append(("answers (n)", f"{answers:,.2f} by request", source.format(metric)))
+    for head, (metric, end) in NAMES["in labels of metrics"].items():
+        labels = chain.from_iterable(metrics.values.get(metric, {}))
+        texts = [text for key, text in labels if key.endswith(end) and text]
+        if names := {name for text in texts for name in text.split(",")}:
+            load.lines.append((head, ", ".join(sorted(names)), source.format(metric)))
 
 
 def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float) -> None:

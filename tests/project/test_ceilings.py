@@ -26,7 +26,7 @@ LINES, WHEEL, KEYS, REACH = 35_070, 63_700, 250, 196
 GRANTS = {
     "answers a buyer can act on": (100, 500, 0, 0),
     "time on servers nobody tuned on": (400, 400, 0, 0),
-    "drafts of SGLang": (250, 390, 2, 2),
+    "drafts of SGLang": (280, 491, 2, 2),
     "recordings by the configuration that vLLM derives itself": (70, 130, 0, 0),
     "serve, as a stranger tried it": (60, 120, 0, 0),
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),

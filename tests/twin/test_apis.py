@@ -220,6 +220,12 @@ def test_what_vllm_refuses_is_refused_in_its_words() -> None:
                 {"structured_outputs": {"regex": "a", "choice": ["a"]}},
                 "You can only use one kind of constraints for structured outputs ('json', 'regex'",
             ),
+            ({"structured_outputs": {"choice": []}}, "Choice '[]' cannot be an empty list"),
+            ({"structured_outputs": {"json": "{bad"}}, "Invalid JSON grammar specification."),
+            (
+                {"structured_outputs": {"regex": "[0-9"}},
+                "Failed to transform regex into a grammar: ",
+            ),
             (
                 {"logprobs": -2},
                 "`logprobs` must be a positive value or -1. (parameter=logprobs, value=-2)",
@@ -304,7 +310,9 @@ def test_the_last_line_counts_whole_answers(capsys: pytest.CaptureFixture[str]) 
 
     served_by(play, speed=1)
     told = capsys.readouterr()
-    assert told.out == "1 of 2 requests served; answers late by 7.0 ms (P99)\n"
+    assert (
+        told.out == "1 of 2 requests served; answers late by 7.0 ms, first tokens by 7.0 ms (P99)\n"
+    )
     assert "later than 5 ms: lower the load" in told.err
 
 
@@ -325,3 +333,25 @@ def test_addresses_and_bodies_are_vllms() -> None:
         passed |= {"echo"} if address == "POST /v1/chat/completions" else set()  # named as ignored
         unread = vllm.keys() - own.keys() - {*NOT_SIMULATED} - {*USUAL} - UNCHANGED - passed
         assert unread == set(), address
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"add_generation_prompt": True, "continue_final_message": True}, "Cannot set both `cont"),
+        ({"chat_template": "{{ 1 }}"}, "Chat template is passed with request, but --trust-request"),
+        ({"chat_template_kwargs": {"chat_template": "a"}}, "Chat template is passed with request"),
+        ({"continue_final_message": True}, None),
+        ({"chat_template_kwargs": {"a": 1}, "add_generation_prompt": True}, None),
+        ({"structured_outputs": {"regex": r"\p{L}+\d"}}, None),
+    ],
+)
+def test_chats_that_vllm_refuses(more: dict[str, Any], told: str | None) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        said = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 3}
+        response = await client.post("/v1/chat/completions", json=said | more)
+        assert response.status == (200 if told is None else 400)
+        if told is not None:
+            assert (await response.json())["error"]["message"].startswith(told)
+
+    served_by(play)

@@ -281,3 +281,17 @@ def test_a_prompt_is_echoed() -> None:
         assert choice["logprobs"]["token_logprobs"][0] is None
 
     served_by(play)
+
+
+def test_a_required_call_is_made_by_a_schema_that_is_not_understood_too() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        texts = {"properties": {"q": {"type": "string", "pattern": "a"}}, "uniqueItems": True}
+        for schema, keys in (({"not": {}}, []), (texts, ["q"]), ({"allOf": 3, "type": "x"}, [])):
+            tools = [{"function": {"name": "f", "parameters": schema}}]
+            body = CHAT | {"tools": tools, "tool_choice": "required"}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.headers["X-Headway-Ignored"] == "tool_choice"
+            [call] = (await response.json())["choices"][0]["message"]["tool_calls"]
+            assert list(json.loads(call["function"]["arguments"])) == keys
+
+    served_by(play)

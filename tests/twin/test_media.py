@@ -172,8 +172,13 @@ def test_an_image_beyond_the_encoders_cache_is_refused_in_vllms_words() -> None:
             "a(n) image item with 1024 embedding tokens, which exceeds"
             in answer["error"]["message"]
         )
+        assert "engine.multimodal_config.encoder_cache_size" in answer["error"]["message"]
 
-    served_by(play, ENGINE, "engine.max_num_batched_tokens=512")
+    async def takes_the_default(client: ClientSession, _: Server) -> None:
+        assert (await ask(client, user("a", part("image_url"))))[0] == 200
+
+    served_by(play, ENGINE, "engine.multimodal_config.encoder_cache_size=1000")
+    served_by(takes_the_default, ENGINE, "engine.max_num_batched_tokens=512")
 
 
 def test_images_of_a_scenario_of_text_are_ignored() -> None:

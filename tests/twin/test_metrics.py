@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +11,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.api.openai import Reader
 from headway.twin.server import Server
 from tests.support.twins import served_by
 
@@ -202,3 +204,30 @@ def test_gauges_are_zero_once_the_last_client_has_hung_up(overlaps: str) -> None
             assert found[f"vllm:{name}"][0].value == 0, name
 
     served_by(play, f"engine={{name: vllm, async_scheduling: {overlaps}}}")
+
+
+def test_a_burst_waits_to_be_read_and_its_first_tokens_say_so() -> None:
+    """The last of 60 requests at once is read after the others: it is late by their reading."""
+
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": 400 * "one ", "max_tokens": 2}
+
+        async def ask() -> None:
+            await (await client.post("/v1/completions", json=body)).read()
+
+        await asyncio.gather(*(ask() for _ in range(60)))  # opens the connections
+        server.engine.clock.first_delays.clear()
+        read = Reader.read
+
+        def slow(self: Reader, asked: Any) -> Any:
+            time.sleep(0.005)
+            return read(self, asked)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reader, "read", slow)
+            await asyncio.gather(*(ask() for _ in range(60)))
+        late = server.engine.clock.lateness(first=True)
+        assert late["p100"] > 0.1e3  # of 300 ms that reading takes
+        assert not server.served()["on_time"]
+
+    served_by(play, speed=1)

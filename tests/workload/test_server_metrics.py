@@ -279,3 +279,24 @@ def test_a_pipe_is_no_scrape(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(HeadwayError, match="is a pipe or a device, not a file"):
         read_metrics(tmp_path / "pipe", seconds=20)
+
+
+def test_what_the_metrics_have_and_the_scenario_does_not(put):
+    """Aborted requests, several answers, drafts, adapters: each is named."""
+    more = (
+        'vllm:num_preemptions_total{engine="0"} 5\n'
+        'vllm:request_params_n_sum{engine="0"} 30\nvllm:request_params_n_count{engine="0"} 10\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 100\n'
+        'vllm:lora_requests_info{running_lora_adapters="a,b",waiting_lora_adapters=""} 1.7e9\n'
+    )
+    text = scrape(10, PROMPT, OUTPUT).replace('"abort"} 0.0', '"abort"} 2.0')
+    load = infer_load(read_metrics(put(text + more), None, 60.0), "a.txt")
+    found = {what: value for what, value, _ in load.lines}
+    assert found["aborted"] == "2 requests"
+    assert found["preemptions"] == "5"
+    assert found["answers (n)"] == "3.00 by request"
+    assert found["accepted drafts"] == "100"
+    assert found["adapters"] == "a, b"
+    plain = infer_load(read_metrics(put(scrape(10, PROMPT, OUTPUT)), None, 60.0), "a.txt")
+    names = {"aborted", "preemptions", "answers (n)", "adapters"}
+    assert names.isdisjoint(what for what, _, _ in plain.lines)

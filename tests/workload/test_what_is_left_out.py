@@ -1,6 +1,7 @@
 """What a log has and a run does not play is counted, by one general rule for each kind."""
 
 import json
+import warnings
 
 import pytest
 
@@ -243,3 +244,65 @@ def test_images_and_models_are_counted_where_a_first_scenario_is_written(tmp_pat
     err = capsys.readouterr().err
     assert "images: 3, whose sizes nothing tells" in err
     assert "requests ask for several models: a (1), b (1); one serves all" in err
+
+
+def test_calls_for_embeddings_in_vllms_log(put):
+    """Counted, and no reason to refuse the log."""
+    line = (
+        "INFO 03-02 09:00:0{} [logger.py:42] Received request r-{}: prompt: 'hi', params: {}, "
+        "prompt_token_ids: [1, 2, 3], lora_request: None.\n"
+    )
+    kinds = ("SamplingParams(n=1, max_tokens=5)", "PoolingParams(dimensions=None)")
+    text = "".join(line.format(k, k, kinds[k == 1]) for k in range(3))
+    work, said = told(put(text.replace("'hi'", "'params: PoolingParams('")))
+    assert len(work) == 2
+    assert said[0] == "PoolingParams: requests left out, no calls to generate text: 1"
+
+
+def test_a_dash_is_no_value(put):
+    head = f"{HEAD},first_token_time,priority,cached_tokens"
+    work, said = told(put(f"{head}\n0,9,5,0.5,1,-\n1,9,5,-,-,-\n"))
+    assert work.priority.tolist() == [1, 0]
+    assert not said
+
+
+def test_five_problems_that_are_alike_are_one(put):
+    rows = "".join(f"2026-03-02 09:00:0{k} CET,9,5\n" for k in range(6))
+    with pytest.raises(HeadwayError) as error:
+        read_trace(put(f"{HEAD}\n{rows}"))
+    assert len(error.value.messages) == 1
+    assert error.value.messages[0].endswith(", and so in 5 more places")
+
+
+def test_every_column_that_is_not_understood_is_named(put):
+    names = [f"mood_of_{one}" for one in "abcdefghijklmnop"]
+    _, said = told(put(f"{HEAD},{','.join(names)}\n0,9,5{',1' * len(names)}\n"))
+    assert said == [f"not understood, and without effect: {', '.join(names)}"]
+
+
+def test_a_benchmark_without_lists_says_which_option_writes_them(put):
+    """SGLang's, too, whose result has no request_throughput."""
+    result = {"backend": "sglang", "completed": 2, "total_input_tokens": 9}
+    with pytest.raises(HeadwayError, match="SGLang: --output-details"):
+        read_trace(put(json.dumps(result | {"total_output_tokens": 5})))
+
+
+def test_columns_within_columns_of_parquet(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    rows = [{"timestamp": float(k), "usage": usage} for k in range(2)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet").prompt_tokens.tolist() == [9, 9]
+
+
+@pytest.mark.parametrize("shared", ["", "8"])
+def test_prompts_that_come_again_by_repeat(tmp_path, shared):
+    (tmp_path / "t.csv").write_text(
+        f"{HEAD},prefix_id,prefix_tokens\n0,9,5,{'a' * bool(shared)},{shared}\n"
+    )
+    load = {"trace": {"path": str(tmp_path / "t.csv"), "repeat": 3}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_scenario({"model": "llama-3-8b", "workload": load}).make_workload()
+    said = ["repeat: prompts with contents come again, and a prefix cache finds them: 2 times"]
+    assert [str(one.message) for one in caught] == said * bool(shared)

@@ -204,7 +204,9 @@ class ChatBody(Body):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

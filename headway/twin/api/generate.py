@@ -122,7 +122,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         """Answer a request."""
         self._turn_away()
-        came = self.engine.clock.now
+        came = request["came"]
         wanted = self.reader.read(await self.body(request, kind))
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:

@@ -207,8 +207,10 @@ def _guided(asked: Body) -> tuple[FixedText | None, list[str]]:
         return FixedText(own.choice[0]), []
     schema = own.json_schema if own.json_schema is not None else ANY if own.json_object else None
     if isinstance(schema, str):
-        with suppress(ValueError, RecursionError):
+        try:
             schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise BadRequestError.of("json text") from None
     return _by_schema(schema, "structured_outputs")
 
 
@@ -218,8 +220,18 @@ def _by_schema(schema: object, key: str, **more: Any) -> tuple[FixedText | None,
     except NoSchemaError as error:
         raise BadRequestError.of("schema", error=error) from None
     except UnmetSchemaError:
-        return None, [key]
+        if not isinstance(schema, dict) or not more:
+            return None, [key]
+        before, after = _near(schema)  # a call is made in any case
+        return FixedText(before, after, bool(after), **more), [key]
     return FixedText(before, after, bool(after), **more), []
+
+
+def _near(schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a call whose schema is not understood: as near as can be."""
+    with suppress(UnmetSchemaError):
+        return schema_text({"type": "object", **schema}, near=True)
+    return "{}", ""
 
 
 def _check_options(asked: Body) -> None:
@@ -228,6 +240,10 @@ def _check_options(asked: Body) -> None:
     by_schema, named = form and form.type == "json_schema", form and form.json_schema
     own = asked.structured_outputs
     constraints = {*own.model_dump(exclude_none=True)} if own else set()
+    templates = chat and (
+        chat.chat_template,
+        (chat.chat_template_kwargs or {}).get("chat_template"),
+    )
     refuse(
         {
             "cache_salt": asked.cache_salt == "",
@@ -237,11 +253,21 @@ def _check_options(asked: Body) -> None:
             "no constraint": (by_schema and named and named.json_schema is None)
             or (own and not constraints & StructuredOutputs.model_fields.keys()),
             "constraints": own and len({"json_schema", "regex", "choice"} & constraints) > 1,
+            "choice": own and own.choice == [],
+            "chat template": templates and templates != (None, None),
+            "both ends": chat
+            and "add_generation_prompt" in chat.model_fields_set
+            and (chat.add_generation_prompt and chat.continue_final_message),
             "streamed prompt_logprobs": asked.stream and asked.prompt_logprobs,
             "top_logprobs": chat and chat.top_logprobs and not chat.logprobs,
             "stop": "" in asked.stops,
         }
     )
+    if own and own.regex is not None:
+        try:  # escapes of its dialect may be others than Python's
+            re.compile(re.sub(r"\\[A-Za-z]", "a", own.regex))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise BadRequestError.of("regex", error=error) from None
     choice = None if chat is None else chat.tool_choice
     if chat is not None and choice not in (None, "none"):
         names = [tool.function.name for tool in chat.tools or ()]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -10,13 +10,10 @@ from headway.twin.api.tables import table
 
 FREE = "\0"
 """Stands for the words in that string."""
-UNMET = "allOf pattern not if patternProperties contains dependentRequired dependentSchemas "
-UNMET += "propertyNames uniqueItems minProperties unevaluatedProperties prefixItems"
-"""Keywords that are not understood."""
 DEEPEST, DEEP = 30, 4  # levels; below DEEP what is optional is left out: a schema may name itself
 LIMITS = {"minimum": ge, "maximum": le, "exclusiveMinimum": gt, "exclusiveMaximum": lt}
-FORMATS = table("formats")
-"""A text of each format of JSON Schema that is understood."""
+FORMATS, UNMET = table("formats").values()
+"""A text of each format of JSON Schema that is understood, and keywords that are not."""
 WRONG = (TypeError, LookupError, AttributeError, ArithmeticError, ValueError, StopIteration)
 
 
@@ -32,13 +29,13 @@ class NoSchemaError(UnmetSchemaError):
     """A schema is of a type that JSON does not have."""
 
 
-def schema_text(schema: object) -> tuple[str, str]:
+def schema_text(schema: object, *, near: bool = False) -> tuple[str, str]:
     """Return what comes before and behind the words; without room for words, all and nothing.
 
-    Raises UnmetSchemaError, or NoSchemaError.
+    Raises UnmetSchemaError, or NoSchemaError. A `near` one passes over what is not understood.
     """
     try:
-        text = json.dumps(_Values(schema).value(schema))
+        text = json.dumps(_Values(schema, set() if near else UNMET).value(schema))
     except UnmetSchemaError:
         raise
     except WRONG:
@@ -50,13 +47,13 @@ def schema_text(schema: object) -> tuple[str, str]:
 class _Values:
     """Makes values of a schema's parts; one that is no mapping raises what `WRONG` has."""
 
-    def __init__(self, root: Any) -> None:
-        self.root, self.has_words = root, False
+    def __init__(self, root: Any, unmet: Collection[str]) -> None:
+        self.root, self.unmet, self.has_words = root, unmet, False
 
     def value(self, schema: Any, depth: int = 0) -> Any:
         """Return a value that a schema allows."""
         schema = {} if schema is True else schema
-        if depth > DEEPEST or {*UNMET.split()} & schema.keys():
+        if depth > DEEPEST or {*self.unmet} & schema.keys():
             raise UnmetSchemaError
         if "$ref" in schema:
             found = self.root

@@ -123,7 +123,7 @@ def first_line(path: Path) -> tuple[int, str]:
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
-    """Return the columns of a Parquet file; none of any other file."""
+    """Return the columns of a Parquet file, and what is nested in them; none of any other file."""
     if not path.is_file():  # to open a pipe waits for who writes
         return ()
     try:
@@ -132,7 +132,8 @@ def parquet_names(path: Path) -> tuple[str, ...]:
                 return ()
     except OSError:
         return ()  # told by who reads it
-    return tuple(_open(path).schema_arrow.names)
+    whole = _open(path)
+    return tuple(dict.fromkeys((*whole.schema_arrow.names, *whole.schema.names)))
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

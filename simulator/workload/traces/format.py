@@ -21,6 +21,7 @@ from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints
 
 MAX_MESSAGES = 20  # problems told one by one; the rest are counted
+MAX_ALIKE = 5  # likewise, where only the value differs
 
 Numbers = npt.NDArray[np.int64 | np.float64]
 
@@ -185,7 +186,7 @@ class Problems:
 
     def stop(self) -> None:
         """Raise HeadwayError with all problems, if there are any; many that are alike as one."""
-        if self.count > MAX_MESSAGES and len(self.kinds) == 1:
+        if self.count > MAX_ALIKE and len(self.kinds) == 1:
             self.messages = [f"{self.messages[0]}, and so in {self.count - 1:,} more places"]
         elif self.count > MAX_MESSAGES:
             self.messages.append(f"{self.path}: ... and {self.count - MAX_MESSAGES} more")

@@ -58,7 +58,9 @@ class Ledger:
         """Return what is to be told of a file, a sentence each."""
         told = [*self.notes]
         if self.unknown:
-            told.append(f"not understood, and without effect: {_listed(self.unknown)}")
+            told.append(
+                f"not understood, and without effect: {_listed(self.unknown, 4 * MOST_NAMED)}"
+            )
         return told
 
     def figures(self) -> dict[str, object]:
@@ -108,7 +110,7 @@ def is_told(field_name: str, word: str) -> bool:
     return plain not in NAMES["untold"] and plain not in NAMES["usual"].get(field_name, ())
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    named = ", ".join(printable(name) for name in names[:MOST_NAMED])
+def _listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    more = len(names) - most
+    named = ", ".join(printable(name) for name in names[:most])
     return f"{named} and {more} more" if more > 0 else named

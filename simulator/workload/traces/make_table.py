@@ -100,7 +100,7 @@ def _each_answer(columns: Columns, kept: Ints, ledger: Ledger) -> Ints:
         return kept
     columns["several"] = asked
     told = "requests that ask for several answers, each played as a request of that prompt"
-    text = ", which share out the tokens that are logged"
+    text = ", with its share of the output tokens"
     ledger.note(f"{ledger.name_of['samples']}: {told}{text}", several)
     return np.repeat(kept, np.clip(asked, 1, np.maximum(columns["output"], 1))[kept])
 
@@ -214,7 +214,7 @@ def _add_notes(table: Table, columns: Columns) -> None:
     cached = columns.get("cached")
     if cached is not None and cached.any():
         share = f"{cached.sum() / columns['prompt'].sum():.1%} of input tokens"
-        table.ledger.facts.append(("cached as recorded", share))
+        table.ledger.facts.append(("cached in log", share))
         if unshared := int(cached[alone].sum()):
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.select import Selection
+from simulator.workload.select import SAME_PROMPTS, Selection
 from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import (
     BLOCK,
@@ -147,6 +147,7 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
     low, high = chosen.window
     longest_in, longest_out = chosen.max_input_len or inf, chosen.max_output_len or inf
     left, base, period, long = chosen.limit or inf, None, 0.0, 0
+    again = 0
     for turn in range(chosen.repeat):
         first, last, count = None, 0.0, 0
         for work in read():
@@ -158,6 +159,7 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
             if not len(rows):
                 continue
             times = work.arrival[rows]
+            again = turn if work.segments else again
             first, last = float(times[0]) if first is None else first, float(times[-1])
             rows = rows[: int(min(left, len(rows)))]
             left -= len(rows)
@@ -171,6 +173,8 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
                 yield replace(found, arrival=(moved - base) / chosen.rate_scale)
         if first is not None:
             period = (last - first) * (1 + 1 / max(count - chosen.skip - 1, 1))
+    if again:
+        warnings.warn(f"{SAME_PROMPTS}: {again} times", HeadwayWarning, stacklevel=2)
     if long:
         text = f"max_input_len, max_output_len: longer requests, which are left out: {long}"
         warnings.warn(text, HeadwayWarning, stacklevel=2)

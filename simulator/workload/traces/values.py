@@ -18,7 +18,7 @@ from simulator.workload.traces.format import Numbers, name_problem
 from simulator.workload.workload import Floats, Ints
 
 Tell = Callable[[int, str], object]
-NOTHING = {"", "none", "null", "nan"}
+NOTHING = {"", "-", "none", "null", "nan"}
 LARGEST = 1e15  # tokens
 NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 LATEST = 9e18  # ns since 1970
@@ -90,6 +90,7 @@ def clock(values: Sequence[object], per_second: float | None, tell: Tell) -> tup
             return _nanoseconds(text), 1e9
         except ValueError:
             pass  # told below, by the line
+    values = [None if str(v).strip().lower() in NOTHING else v for v in values]
     dates = [date_of(value) for value in values]
     if any(date is not None or is_dated(v) for date, v in zip(dates, values, strict=True)):
         for k, date in enumerate(dates):

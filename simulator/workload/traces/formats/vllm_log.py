@@ -17,6 +17,7 @@ STAMP = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ([01]\d-[0-3]\d [0-2]\d:[0-5
 EVENT = re.compile(r"(?:(Received|Aborted) request|Request|Generated response) (\S+?)[:.]?(?: |$)")
 IDS = re.compile(r"(prompt|output)[_ ]token[_ ]ids: \[(\d[\d, ]*)\]")
 KNOB = re.compile(r"\b(n|max_tokens)=(\d+)")
+POOLED = re.compile(r"params: PoolingParams\((?!.*SamplingParams\()")
 LORA = re.compile(r"lora_name='([^']*)'")
 BLOCK = 16  # tokens of a prompt that have a name together
 YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
@@ -35,7 +36,8 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     An answer is as long as `--enable-log-outputs` says, else as its `max_tokens` allows: a bound,
     which the ledger tells. HeadwayError where the tokens of prompts are not logged.
     """
-    records, every = Records(Problems(path), form), [*_logged(path).values()]
+    problems = Problems(path)
+    records, every = Records(problems, form), [*_logged(path, problems).values()]
     for row in every:
         if not row["prompt"] and "aborted" not in row:
             raise HeadwayError(f"{path}:{row['line']}: prompt_token_ids: {row['id']}: {NOT_LOGGED}")
@@ -60,7 +62,7 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     return table
 
 
-def _logged(path: Path) -> dict[str, dict[str, Any]]:
+def _logged(path: Path, problems: Problems) -> dict[str, dict[str, Any]]:
     """Return what is logged of each request, by its name: times in us, lists of tokens."""
     found: dict[str, dict[str, Any]] = {}
     passed = last = 0
@@ -69,7 +71,9 @@ def _logged(path: Path) -> dict[str, dict[str, Any]]:
         if event is None or stamp is None:
             continue
         kind, name = event.groups()
-        if kind == "Received":
+        if kind == "Received" and POOLED.search(line):
+            problems.notes["PoolingParams: requests left out, no calls to generate text"] += 1
+        elif kind == "Received":
             date = DATE.search(line[: event.start()])  # of what wraps the log
             when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}") + passed
             years = int(when < last - YEAR // 2)
