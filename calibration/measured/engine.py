@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.measured.runs import BLANK, Run
+from simulator.core.speculative_config import TYPICAL
 from simulator.costs.overhead import NEWEST
 from simulator.models.gpus import GIB, GPUS, find_gpu
 from simulator.models.load import load_model, same_shape
@@ -108,8 +109,8 @@ def check_supported(run: Run) -> None:
     drafts, share = run.count("num_speculative_tokens"), run.number("acceptance")
     if (drafts is None) != (share is None) or (drafts is None and re.search(SPECULATIVE, notes)):
         raise ValueError("num_speculative_tokens, acceptance: speculative decoding needs both")
-    if drafts is not None and is_sglang(run):
-        raise ValueError("num_speculative_tokens: SGLang's drafts are not simulated")
+    if drafts is not None and is_sglang(run) and _method(run) not in TYPICAL:
+        raise ValueError("num_speculative_tokens: SGLang's drafts are simulated of EAGLE and MTP")
     if re.search(SPLIT, notes):
         raise ValueError("notes: prompts and decodes on different servers cannot be replayed")
     if re.search(STAGES, notes) and run.count("pp") is None:
@@ -174,8 +175,8 @@ def is_sglang(run: Run) -> bool:
 
 def _method(run: Run) -> str:
     """Return how a run's drafts were made."""
-    notes = run.word("notes").lower()
-    return next((name for pattern, name in METHODS if re.search(pattern, notes)), "ngram")
+    notes, own = run.word("notes").lower(), run.drafts.get("method", "ngram")
+    return next((name for pattern, name in METHODS if re.search(pattern, notes)), own)
 
 
 def version(text: str) -> rules.Release:
@@ -213,8 +214,10 @@ def gpus_per_replica(run: Run) -> int:
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Return the keys of a scenario's `engine` that say how a run was configured."""
+    drafts = _drafts(run)
     if is_sglang(run):
-        return _configured(run, {"name": "sglang"} | _sizes(run, gpu, {"name": "sglang"}))
+        named = {"name": "sglang"} | drafts
+        return _configured(run, named | _sizes(run, gpu, named))
     released = version(run.word("engine_version"))
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
     block: dict[str, Any] = {"name": "vllm-v0" if v0 else "vllm"}
@@ -226,15 +229,22 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     if not v0:
         block |= version_defaults(released)
     block["async_scheduling"] = schedules_asynchronously(run) and not v0
-    if drafts := run.count("num_speculative_tokens"):
-        method = _method(run)
-        block["speculative_config"] = {
-            "method": method,
-            "num_speculative_tokens": drafts,
-            "acceptance": run.number("acceptance"),
-            "draft": None if method == "ngram" else {},
-        }
-    return _configured(run, block)
+    return _configured(run, block | drafts)
+
+
+def _drafts(run: Run) -> dict[str, Any]:
+    """Return the keys of a run's drafts: of its command, with the cells of its own."""
+    count, method = run.count("num_speculative_tokens"), _method(run)
+    if not count:
+        return {}
+    given = run.drafts if run.drafts.get("num_speculative_tokens") == count else {}
+    own = {
+        "method": method,
+        "num_speculative_tokens": count,
+        "acceptance": run.number("acceptance"),
+        "draft": None if method == "ngram" else {},
+    }
+    return {"speculative_config": {**given, **own}}
 
 
 def _configured(run: Run, block: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Run:
     measured: Mapping[str, float]  # by metric: ms, requests/s, tokens/s
     faults: tuple[str, ...] = ()  # why it cannot be predicted
     remarks: tuple[str, ...] = ()  # cells that are left out
+    drafts: Mapping[str, Any] = field(default_factory=dict)  # of its command
     read: set[str] = field(default_factory=set, compare=False)  # columns that were asked for
 
     @property
@@ -130,9 +131,9 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
             if str(row.get(column) or "").strip().lower() in BLANK:
                 row[column] = value
                 filled.add(column)
-        faults = _fill_by_command(f"{path}:{line}", row)
+        faults, drafts = _fill_by_command(f"{path}:{line}", row)
         run = _run(f"{path}:{line}", row)
-        run = replace(run, faults=(*faults, *run.faults))
+        run = replace(run, faults=(*faults, *run.faults), drafts=drafts)
         if run.run_id in seen:
             told = f"{path}:{line}: run_id: {run.run_id!r} is there twice"
             run = replace(run, faults=(told, *run.faults))
@@ -148,18 +149,26 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
     return runs
 
 
-def _fill_by_command(place: str, row: dict[Any, Any]) -> list[str]:
-    """Fill a row's empty cells by its launch command; return what of that has no column."""
+def _fill_by_command(place: str, row: dict[Any, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Fill a row's empty cells by its launch command; return what has no column, and its drafts."""
     command = str(row.get("command") or "").strip()
     if command.lower() in BLANK:
-        return []
+        return [], {}
     from simulator.launch.keys import read_launch
 
     try:
         launch = read_launch(command, str(row.get("engine_version") or "").strip() or None)
     except HeadwayError as error:
-        return [f"{place}: command: {one.removeprefix('--command: ')}" for one in error.messages]
-    said = {**launch.engine, "model": launch.model, "engine_version": launch.engine.get("version")}
+        told = (one.removeprefix("--command: ") for one in error.messages)
+        return [f"{place}: command: {one}" for one in told], {}
+    drafts = launch.engine.pop("speculative_config", {})
+    own_sizes = {**launch.pool, "num_speculative_tokens": drafts.get("num_speculative_tokens")}
+    said = {
+        **launch.engine,
+        **own_sizes,
+        "model": launch.model,
+        "engine_version": launch.engine.get("version"),
+    }
     own = {"name": "engine", "version": "engine_version"}
     wrong = []
     for key, value in said.items():
@@ -170,7 +179,7 @@ def _fill_by_command(place: str, row: dict[Any, Any]) -> list[str]:
             )
         elif value is not None and str(row.get(column) or "").strip().lower() in BLANK:
             row[column] = str(value)
-    return wrong
+    return wrong, drafts
 
 
 def parse_cells(given: Sequence[str]) -> dict[str, str]:

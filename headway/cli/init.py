@@ -320,13 +320,14 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
 def _engine_lines(chosen: _Choices) -> list[str]:
     """Write the keys of the engine: those of a launch command, or vLLM's own as comments."""
     from headway.planning.design import as_yaml
-    from simulator.scenario.engine_defaults import offline_defaults, with_defaults
+    from simulator.scenario.engine_defaults import fit_to_gpu, with_defaults
 
     size, gpu = chosen.tensor_parallel_size, chosen.gpu
     if (launch := chosen.launch) is not None:
-        keys = ((offline_defaults(gpu) if launch.offline else {}) | launch.engine).items()
+        raw = {"model": chosen.model, "gpu": {"name": gpu}, "engine": launch.engine}
+        keys = fit_to_gpu(raw, launch.pool, offline=launch.offline)
         notes = (f"  # {printable(line)}" for line in launch.lines())
-        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
+        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys.items())]
     shorter = []
     if chosen.max_model_len is not None:
         why = "there is no memory for a request as long as the model may have"

@@ -21,6 +21,11 @@ from simulator.util.from_mapping import Field, short_repr
 MOST_DRAFTS = 64
 TYPICAL = ("eagle", "eagle3", "mtp")
 """Methods of which one number says something; what ngram finds is a matter of the text."""
+VLLM_DRAFTS = (
+    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
+    "disable_lookahead_block_hashes",
+)
+"""Keys of vLLM's own SpeculativeConfig that SGLang has not."""
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from simulator.schedulers.vllm.rules import Release, write_release
 
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 NOWHERE = ("none", "told", "refused")
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -89,10 +90,15 @@ def same_option(engine: str, name: str) -> str:
     return next(filter(None, (option_of(engine, key) for key in keys)), "")
 
 
-def why_refused(field: str) -> str:
-    """Say why a field of an engine's options is not simulated; "" where it is, or where none is."""
-    rows = (row for row in fields() if row.field == field and row.options)
-    return next((row.note for row in rows if row.effect in ("told", "refused")), "")
+def why_unknown(field: str) -> str:
+    """Say why an engine's option is no key of a scenario, or which key it is; "": neither."""
+    for row in fields():
+        if row.field == field and row.options and row.effect in ("told", "refused"):
+            return f"is not simulated: {row.note}"
+        if row.field == field and row.options and row.effect.startswith("engine."):
+            note = f": {row.note}" if row.note else ""
+            return f"{NAMES[row.engine]}'s name of {row.effect.removeprefix('engine.')}{note}"
+    return ""
 
 
 def read_size(text: str) -> int:

@@ -6,10 +6,11 @@ and what changes neither time nor decisions is listed.
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from simulator.core.speculative_config import TYPICAL
-from simulator.launch.fields import EngineField, fields, of_config, read_rows, read_since
+from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
+from simulator.launch.fields import EngineField, fields, of_config, option_of, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
 from simulator.models.load import load_model
@@ -31,7 +32,14 @@ LOADERS = {row["method"]: row for row in read_rows("quantizations.csv")}
 and the dtype that it makes of 16 bits (`online`), or that most of these checkpoints have."""
 OVERRIDES = {"modelopt": (0, 10, 2), "mxfp4": (0, 20, 0)}
 """The first release of vLLM that takes the loader of such a checkpoint, whatever is asked for."""
-SGLANG_SCHEDULES = "engine.scheduling_policy."
+POLICIES = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
+"""What schedules under an engine whose commands have options of it."""
+SUPPOSED = "engine.speculative_config: {}: supposed, no command says it"
+SPECULATES = "--speculative-algorithm"
+EAGLE_SIZES = ["num_speculative_tokens", "speculative_eagle_topk", "speculative_num_draft_tokens"]
+CHAIN, TREE = (3, 1, 4), (5, 4, 8)
+"""These sizes where a command of SGLang gives none; the tree under Llama."""
+HICACHE_RATIO = 2.0  # tokens of HiCache for one of the GPU's
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
 
@@ -48,6 +56,7 @@ class Launch(NamedTuple):
     told: list[str]  # what is not simulated, and what is supposed
     without_effect: list[str]  # options
     supposed: list[str]  # what no command says
+    pool: dict[str, Any]  # what sizes the KV cache, where the GPU is known: `kv_room.size_pool`
     offline: bool = False  # `LLM(...)` in the place of a server
 
     def over(self, before: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +95,9 @@ def read_launch(given: str, version: str | None = None) -> Launch:
     engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
     release = _release(version)
     wrong: list[str] = []
-    launch = Launch(model="", engine=engine, words={}, told=[], without_effect=[], supposed=[])
+    launch = Launch(
+        model="", engine=engine, words={}, told=[], without_effect=[], supposed=[], pool={}
+    )
     for option in options:
         row = option.row
         if row.effect == "model":
@@ -106,9 +117,9 @@ def read_launch(given: str, version: str | None = None) -> Launch:
         wrong.append(what)
     if wrong:
         raise HeadwayError([f"--command: {what}" for what in wrong])
-    _finish(launch, command)
     offline = command.offline and command.engine == "vllm"
     launch = launch._replace(model=models[0], offline=offline)
+    _finish(launch, command)
     _keep_formats(launch, release)
     return launch
 
@@ -177,14 +188,12 @@ def _take(launch: Launch, option: Option) -> None:
         launch.told.append(f"{option.text} is not simulated: {row.note}")
     elif row.effect == "refused":
         raise _UnsimulatedError(f"is not simulated: {row.note}")
-    elif row.effect.startswith(SGLANG_SCHEDULES):
-        name = row.effect.removeprefix(SGLANG_SCHEDULES)
-        policy = "sglang" if row.engine == "sglang" else "trtllm"
-        asked = launch.engine.setdefault("scheduling_policy", {"policy": policy})
-        asked[name] = option.value
-        launch.words["engine", "scheduling_policy"] = option.text
     else:
-        _set(launch, row.effect.removeprefix("engine."), option.value, option)
+        key, _, name = row.effect.removeprefix("engine.").partition(".")
+        if name:
+            first = {"policy": POLICIES[row.engine]} if key == "scheduling_policy" else {}
+            launch.engine.setdefault(key, first)[name] = option.value
+        _set(launch, key, launch.engine[key] if name else option.value, option)
 
 
 def _set(launch: Launch, key: str, value: object, option: Option) -> None:
@@ -228,13 +237,6 @@ def _level(launch: Launch, option: Option) -> None:
         launch.told.append(f"{option.text} is not simulated: {option.row.note}")
 
 
-DRAFT_KEYS = (
-    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
-    "disable_lookahead_block_hashes",
-)
-"""Fields of vLLM's SpeculativeConfig that a scenario has by the same name."""
-
-
 def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
     given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
@@ -252,7 +254,7 @@ def _speculative(launch: Launch, option: Option) -> None:
         "num_speculative_tokens": given["num_speculative_tokens"],
         "acceptance": usual if rates is None else rates,
     }
-    block |= {name: given[name] for name in DRAFT_KEYS if given.get(name)}
+    block |= {name: given[name] for name in VLLM_DRAFTS if given.get(name)}
     supposed = [] if rates is not None else [f"acceptance: {usual}"]
     if model and method != "ngram":
         block["model"] = model
@@ -260,8 +262,7 @@ def _speculative(launch: Launch, option: Option) -> None:
         block["draft"] = {"fraction": DRAFT_FRACTION}
         supposed.append(f"draft: {{fraction: {DRAFT_FRACTION}}}")
     if supposed:
-        what = " and ".join(supposed)
-        launch.supposed.append(f"engine.speculative_config: {what}: supposed, no command says it")
+        launch.supposed.append(SUPPOSED.format(" and ".join(supposed)))
     _set(launch, "speculative_config", block, option)
 
 
@@ -343,11 +344,6 @@ def _text_alone(launch: Launch, option: Option) -> None:
         launch.told.append(f"{option.text} is not simulated: {option.row.note}")
 
 
-def _api_servers(launch: Launch, option: Option) -> None:
-    launch.words["api_server_count",] = option.text
-    launch.engine["api_server_count"] = option.value
-
-
 def _chunk(launch: Launch, option: Option) -> None:
     """Take SGLang's chunk; -1: prompts whole."""
     if option.value is not None and option.value <= 0:
@@ -360,14 +356,10 @@ def _negated(key: str) -> Callable[[Launch, Option], None]:
     return lambda launch, option: _set(launch, key, not option.value, option)
 
 
-def _host_memory(launch: Launch, option: Option) -> None:
-    """Take HiCache's size, 10^9 bytes on each GPU; 0 is a ratio."""
-    if option.value:
-        _set(launch, "kv_offloading_size", option.value, option)
-
-
-def _hierarchical(launch: Launch, option: Option) -> None:
-    launch.words["hicache",] = option.text
+def _pool(launch: Launch, option: Option) -> None:
+    """Keep what sizes caches by the memory of a GPU or by other options."""
+    launch.pool[option.row.field] = option.value
+    launch.words["engine", option.row.effect.removeprefix("engine.")] = option.text
 
 
 PLUGIN = "headway.vllm.HeadwayScheduler"
@@ -387,15 +379,17 @@ OWN = {
     ("vllm", "cache_dtype"): _cache_dtype,
     ("vllm", "mamba_cache_mode"): _states_cache,
     ("sglang", "kv_cache_dtype"): _cache_dtype,
-    ("vllm", "api_server_count"): _api_servers,
     ("vllm", "limit_per_prompt"): _text_alone,
     ("vllm", "language_model_only"): _text_alone,
     ("sglang", "quantization"): _quantization,
     ("sglang", "chunked_prefill_size"): _chunk,
     ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),
     ("sglang", "disable_overlap_schedule"): _negated("async_scheduling"),
-    ("sglang", "hicache_size"): _host_memory,
-    ("sglang", "enable_hierarchical_cache"): _hierarchical,
+    ("sglang", "hicache_size"): _pool,
+    ("sglang", "hicache_ratio"): _pool,
+    ("sglang", "enable_hierarchical_cache"): _pool,
+    ("sglang", "max_total_tokens"): _pool,
+    ("vllm", "kv_cache_memory_bytes"): _pool,
 }
 """Options whose value in a scenario is another."""
 
@@ -406,16 +400,9 @@ def _finish(launch: Launch, command: Command) -> None:
     if engine.get("api_server_count") and engine.get("data_parallel_size", 1) == 1:
         del engine["api_server_count"]
         launch.without_effect.append("--api-server-count")
-    if "kv_offloading_size" in engine and command.engine == "sglang":
-        gpus = engine.get("tensor_parallel_size", 1)
-        engine["kv_offloading_size"] = engine["kv_offloading_size"] * gpus * 1e9 / 2**30
-    hierarchical = ("hicache",) in launch.words
-    if hierarchical and "kv_offloading_size" not in engine:
-        what = "--enable-hierarchical-cache: give --hicache-size: its ratio is not simulated"
-        raise HeadwayError(f"--command: {what}")
-    if command.engine == "sglang" and not hierarchical:
-        for key in ("kv_offloading_size", "hicache_write_policy"):
-            engine.pop(key, None)
+    if command.engine == "sglang":
+        _finish_host(launch)
+        _finish_drafts(launch)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
     if policy := command.environment.get(POLICY_VARIABLE):
@@ -423,5 +410,55 @@ def _finish(launch: Launch, command: Command) -> None:
             engine["scheduling_policy"] = json.loads(policy)
         except ValueError:
             engine["scheduling_policy"] = policy
-    launch.words.pop(("api_server_count",), None)
-    launch.words.pop(("hicache",), None)
+
+
+def _finish_host(launch: Launch) -> None:
+    """Give HiCache its memory of the host: 10^9 bytes on each GPU, else a ratio."""
+    engine, pool = launch.engine, launch.pool
+    size, ratio = pool.pop("hicache_size", 0), pool.pop("hicache_ratio", None)
+    if not pool.pop("enable_hierarchical_cache", False):
+        engine.pop("hicache_write_policy", None)
+    elif size:
+        engine["kv_offloading_size"] = size * engine.get("tensor_parallel_size", 1) * 1e9 / 2**30
+    else:
+        pool["hicache_ratio"] = ratio or HICACHE_RATIO
+        if ratio is None:
+            launch.supposed.append(f"--hicache-ratio {HICACHE_RATIO}: supposed: the host has room")
+
+
+def _finish_drafts(launch: Launch) -> None:
+    """Complete drafts as SGLang does: `_handle_eagle_family`, `_auto_choose_speculative_params`.
+
+    A model's own layers draft where no other model is named. HeadwayError for what starts no
+    server, and for drafts that are not simulated.
+    """
+    given = launch.engine.pop("speculative_config", {})
+    at, sizes = ("engine", "speculative_config"), tuple(map(given.get, EAGLE_SIZES))
+    algorithm, draft = str(given.get("method") or "").upper(), str(given.get("model") or "")
+    if not algorithm:
+        launch.words.pop(at, None)
+        launch.without_effect.extend(f"sizes without {SPECULATES}" for _ in given)
+        return
+    wrong, own = "", not draft or draft == launch.model or "nextn" in draft.lower()
+    if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
+        wrong = f"{algorithm} is not simulated: EAGLE, EAGLE3 and NEXTN are"
+    elif algorithm == "EAGLE3" and not draft:
+        wrong = "EAGLE3 needs --speculative-draft-model-path"
+    elif any(sizes) and not all(sizes[:2] if sizes[1] == 1 else sizes):
+        names = (option_of("sglang", f"speculative_config.{size}") for size in EAGLE_SIZES)
+        wrong = f"SGLang needs all of {', '.join(names)}, or none"
+    if wrong:
+        raise HeadwayError(f"--command: {SPECULATES}: {wrong}")
+    if not any(sizes):
+        sizes = CHAIN
+        with suppress(ValueError):  # what is wrong with the model is said where it is loaded
+            sizes = TREE if load_model(launch.model).family == "llama" else CHAIN
+    block = dict(zip(EAGLE_SIZES, sizes, strict=True)) | {"acceptance": "typical"}
+    if sizes[1] == 1:
+        block["speculative_num_draft_tokens"] = sizes[0] + 1
+    if not own:
+        block["model"] = draft
+    block["method"] = "mtp" if own else "eagle3" if algorithm == "EAGLE3" else "eagle"
+    launch.engine["speculative_config"] = block
+    launch.words[at] = f"{SPECULATES} {given['method']}"
+    launch.supposed.append(SUPPOSED.format("acceptance: typical"))

@@ -220,6 +220,7 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
         linear=read_linear(raw, kinds),
         kinds=kinds,
         has_mtp=bool(raw.get("num_nextn_predict_layers", raw["model_type"] in MTP)),
+        family=raw["model_type"],
         single_blocks=raw["model_type"] == "nemotron_h",
         full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,
         dtype=_dtype(raw),

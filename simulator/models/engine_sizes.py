@@ -93,8 +93,9 @@ class EngineSizes(NamedTuple):
 
     def more_layers(self, model: ModelSpec) -> float:
         """Layers with a KV cache that draft, as many as one of the model's takes."""
-        if self.draft is None:
-            return float(self.drafts in ("eagle", "eagle3", "mtp"))
+        if self.draft is None or self.fraction_of == "static":  # SGLang: as large as the model's
+            layers = self.draft.num_hidden_layers if self.draft else 1
+            return float(layers * (self.drafts in ("eagle", "eagle3", "mtp")))
         gpus, kind, cache = self.tensor_parallel_size, max(model.cached_layers), self.cache(model)
         own = self.draft.kv_bytes_per_token(cache) * self.draft.kv_share(gpus)
         return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus))

@@ -110,6 +110,7 @@ class ModelSpec:
     per_layer_input: int = 0  # numbers that each layer has of a token in a table of its own
     kinds: tuple[str, ...] = ()  # of each layer; (): all have full attention
     has_mtp: bool = False  # layers that draft, or a family that has some
+    family: str = ""  # its model_type
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
     no_float16: bool = False  # its numbers overflow there

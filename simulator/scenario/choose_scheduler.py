@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.speculative_config import TYPICAL, SpeculativeConfig
+from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS, SpeculativeConfig
 from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
@@ -37,10 +37,6 @@ SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
-VLLM_DRAFTS = (
-    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
-    "disable_lookahead_block_hashes",
-)
 ORDERING = "policies that only order the queue: priority, sjf"
 
 

@@ -4,13 +4,16 @@ Plain values go in and come out, before anything is checked: what is wrong with 
 told where all keys are checked.
 """
 
-from math import prod
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
+from simulator.models.kv_budget import estimate, kv_block_bytes
 from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
@@ -20,6 +23,7 @@ from simulator.scenario.choose_scheduler import (
     of_policy,
 )
 from simulator.scenario.engines import ENGINES, Defaults, offline_tokens, release_of
+from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
@@ -247,10 +251,34 @@ def _draft_method(drafts: object) -> str:
     return draft_method(drafts if isinstance(drafts, dict) else {})
 
 
-def offline_defaults(gpu: object) -> Defaults:
-    """Return the defaults of vLLM's `LLM` that its server has otherwise, as plain values."""
-    found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else gpu)
-    return {} if found is None else {"max_num_batched_tokens": offline_tokens(found)}
+def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -> Any:
+    """Return a scenario's engine with what its launch command takes by the memory of the GPU.
+
+    That is `LLM`'s tokens of a step where vLLM runs `offline`. `pool` has vLLM's
+    `kv_cache_memory_bytes` of each GPU; or SGLang's `max_total_tokens`, taken where they fit, and
+    `hicache_ratio`, tokens on the host for one on the GPUs. Keys that the engine has are kept;
+    what is wrong with the scenario is told elsewhere.
+    """
+    engine, gpu = raw["engine"], raw.get("gpu")
+    model, found = _find_model(raw.get("model")), _find_gpu(gpu and gpu.get("name"))
+    if model is None or found is None or not isinstance(engine, dict):
+        return engine
+    keys: Defaults = {"max_num_batched_tokens": offline_tokens(found)} if offline else {}
+    with suppress(ValueError):
+        own = EngineConfig.model_validate(
+            fill_in_defaults(raw | {"engine": keys | engine})["engine"]
+        )
+        budget = estimate(model, found, engine_sizes(own, model))
+        page, blocks = own.block_size, budget.logged_blocks
+        if size := pool.get("kv_cache_memory_bytes"):
+            keys["num_gpu_blocks_override"] = int(size // budget.layout.block_bytes)
+        if (tokens := pool.get("max_total_tokens", inf)) < blocks * page:
+            keys["num_gpu_blocks_override"] = blocks = tokens // page
+        if ratio := pool.get("hicache_ratio"):
+            host = int(blocks * page * ratio) // page + 1.5  # halves are left over
+            each = kv_block_bytes(model, own) * own.tensor_parallel_size
+            keys["kv_offloading_size"] = host * each / GIB
+    return keys | engine
 
 
 def _give_windows_back(block: Defaults, release: Release) -> None:

@@ -74,7 +74,9 @@ def _sglang_by_memory(gpu: Gpu, given: Defaults) -> Defaults:
     tokens, gpus = given.get("max_num_batched_tokens", chunk), given.get("tensor_parallel_size", 1)
     if type(tokens) is not int or type(gpus) is not int:
         return {"max_num_batched_tokens": chunk}
-    reserved = 512 + 1.5 * max(tokens, 2048) + 128 * gpus + 2 * (few if gpus < 4 else many)
+    graph, most = few if gpus < 4 else many, given.get("max_num_seqs")
+    graph = min(graph, most) if type(most) is int else graph
+    reserved = 512 + 1.5 * max(tokens, 2048) + 128 * gpus + 2 * graph
     reserved = max(reserved, 10240 if gpu.memory > 60 * GIB else 0)  # MiB
     share = round(max(1 - reserved / (gpu.memory / 2**20), 0.1), 3)
     return {"max_num_batched_tokens": chunk, "gpu_memory_utilization": share}

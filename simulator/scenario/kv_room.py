@@ -114,10 +114,9 @@ def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> 
     """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
     changed = engine.model_copy(update=keys)
     try:
-        fit = memory_budget(changed, model, gpu).num_gpu_blocks
+        return memory_budget(changed, model, gpu).num_gpu_blocks
     except ValueError:
         return 0
-    return changed.num_gpu_blocks_override or fit
 
 
 def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str, Any]]:

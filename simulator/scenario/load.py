@@ -19,8 +19,8 @@ from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
 from simulator.scenario.engine_defaults import (
+    fit_to_gpu,
     look_up_models,
-    offline_defaults,
     open_named_blocks,
 )
 from simulator.scenario.planning_config import SweepConfig
@@ -288,10 +288,11 @@ def _settle(
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
-    offline, overrides = False, [*overrides]
+    launch: Launch | None = None
+    overrides = [*overrides]
     for override in overrides:
         if isinstance(override, LaunchCommand):
-            offline = _launch(raw, source_map, override, overrides).offline
+            launch = _launch(raw, source_map, override, overrides)
             continue
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
@@ -302,8 +303,8 @@ def _settle(
     for place, name, text in settings:
         messages += _check_group(known, place, name)
         messages += _override(raw, source_map, place, name, text)
-    if offline and isinstance(raw["engine"], dict):
-        raw["engine"] = offline_defaults(raw.get("gpu")) | raw["engine"]
+    if launch is not None:
+        raw["engine"] = fit_to_gpu(raw, launch.pool, offline=launch.offline)
     _follow_hardware(raw, {tuple(name.strip().split(".")) for _, name, _ in settings})
     raw.setdefault("name", _default_name(path))
     return raw, messages

@@ -129,7 +129,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         else:
             budget = enough_memory(own, model, gpu)
             refused, longest = _refused(own, budget), budget.max_model_len
-            blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
+            blocks = budget.num_gpu_blocks
             engine = _with_size(engine, budget.block_size)
     if not runs:
         return None

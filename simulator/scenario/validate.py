@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from yaml.reader import Reader
 
-from simulator.launch.fields import why_refused
+from simulator.launch.fields import why_unknown
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
 from simulator.util.errors import FieldError, Key, field_errors
@@ -21,20 +21,9 @@ UNSUPPORTED_KEYS = {
     "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
     "use_v2_block_manager": "no longer in vLLM: there is one block manager",
     "num_lookahead_slots": "no longer in vLLM: speculative_config.method decides",
-    "fully_sharded_loras": "not simulated: half of an adapter is shared out, as by default",
     "lora_modules": "any name but the model's that requests ask for is an adapter",
-    "cpu_offload_gb": "not simulated: weights stay on the GPU",
-    "chunked_prefill_size": "SGLang's name of max_num_batched_tokens",
-    "context_length": "SGLang's name of max_model_len",
-    "hicache_size": "SGLang's name of kv_offloading_size, which is in GiB of all GPUs together",
-    "max_running_requests": "SGLang's name of max_num_seqs",
-    "mem_fraction_static": "SGLang's name of gpu_memory_utilization",
-    "page_size": "SGLang's name of block_size",
-    "tp_size": "SGLang's name of tensor_parallel_size",
     "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
     "ec_transfer_config": "give cluster.ec_transfer, and each group an ec_role",
-    "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
-    "disable_sliding_window": "not simulated: give max_model_len",
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 
@@ -131,8 +120,8 @@ def _unknown(key: Key) -> str:
     name, path = key[-1], key[:-1]
     if name in UNSUPPORTED_KEYS:
         return UNSUPPORTED_KEYS[name]
-    if path[-1:] == ("engine",) and (note := why_refused(name)):
-        return f"is not simulated: {note}"
+    if path[-1:] == ("engine",) and (note := why_unknown(name)):
+        return note
     for home in SECTIONS:
         if name in known_keys(home):
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"

@@ -108,7 +108,7 @@ def test_arrivals_as_dates(put):
         ({"num_speculative_tokens": "3"}, "acceptance: speculative decoding needs both"),
         (
             {"engine": "SGLang", "num_speculative_tokens": "3", "acceptance": "0.7"},
-            "num_speculative_tokens: SGLang's drafts are not simulated",
+            "num_speculative_tokens: SGLang's drafts are simulated of EAGLE and MTP",
         ),
         ({"notes": "P/D disaggregated"}, "prompts and decodes on different servers"),
         ({"notes": "pipeline parallel 2"}, "pp: empty, though the notes name pipeline"),

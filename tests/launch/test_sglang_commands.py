@@ -1,0 +1,85 @@
+"""Commands of SGLang that draft, and those that size the KV cache by the memory of a GPU."""
+
+import pytest
+
+from headway.cli.main import main
+from simulator.launch.keys import CHAIN, EAGLE_SIZES, TREE, LaunchCommand, read_launch
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+
+NEXTN = "sglang serve --model m --speculative-algorithm NEXTN"
+LLAMA = "sglang serve --model meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "sizes"),
+    [
+        (f"{LLAMA} --speculative-algorithm EAGLE3 --speculative-draft-model a/b", "eagle3", TREE),
+        (f"{LLAMA} --speculative-algorithm eagle --speculative-draft-model a/b", "eagle", TREE),
+        (f"{LLAMA} --speculative-algo EAGLE --speculative-draft-model a/NextN", "mtp", TREE),
+        (NEXTN, "mtp", CHAIN),
+        (
+            f"{NEXTN} --speculative-num-steps 2 --speculative-eagle-topk 1 "
+            "--speculative-num-draft-tokens 7",
+            "mtp",
+            (2, 1, 3),
+        ),
+    ],
+)
+def test_drafts_of_sglang_have_its_sizes(command, method, sizes):
+    """As `_auto_choose_speculative_params` and `_handle_eagle_family` of 0.5.23."""
+    launch = read_launch(command)
+    drafts = launch.engine["speculative_config"]
+    assert drafts["method"] == method
+    assert tuple(drafts[name] for name in EAGLE_SIZES) == sizes
+    assert drafts.get("model") == (None if method == "mtp" else "a/b")
+    assert "acceptance: typical: supposed" in launch.lines()[0]
+
+
+def test_sizes_without_an_algorithm_draft_nothing():
+    launch = read_launch(f"{LLAMA} --speculative-num-steps 3 --speculative-attention-mode decode")
+    assert "speculative_config" not in launch.engine
+    assert launch.lines()[1].endswith("decisions: sizes without --speculative-algorithm")
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --kv-cache-memory-bytes 9G", "num_gpu_blocks_override", 4096),
+        (f"{LLAMA} --max-total-tokens 6400 --page-size 64", "num_gpu_blocks_override", 100),
+        (f"{LLAMA} --max-total-tokens 9000000", "num_gpu_blocks_override", None),
+        (
+            f"{LLAMA} --max-total-tokens 8000 --enable-hicache --hicache-ratio 3",
+            "kv_offloading_size",
+            (24_000 + 1.5) * 2**17 / 2**30,
+        ),
+        (f"{LLAMA} --hicache-ratio 3", "kv_offloading_size", None),
+    ],
+)
+def test_a_command_sizes_the_cache_of_its_gpu(command, key, value, tmp_path):
+    """Qwen3-8B has 144 KiB a token, Llama 128; what a run takes is what `init` writes."""
+    scenario = load_scenario({"gpu": "H100"}, [LaunchCommand(command)])
+    assert getattr(scenario.engine, key) == value
+    assert main(["init", str(tmp_path / "s.yaml"), "--yes", "--command", command]) == 0
+    assert getattr(load_scenario(tmp_path / "s.yaml").engine, key) == value
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("sglang serve --model m --speculative-algorithm NGRAM", "NGRAM is not simulated: EAGLE"),
+        (
+            "sglang serve --model m --speculative-algo EAGLE3",
+            "needs --speculative-draft-model-path",
+        ),
+        (f"{NEXTN} --speculative-num-steps 3", "needs all of --speculative-num-steps, --spec"),
+        (f"{NEXTN} --speculative-num-draft-tokens 3", "needs all of"),
+        (f"{NEXTN} --speculative-num-steps 3 --speculative-eagle-topk 2", "needs all of"),
+    ],
+)
+def test_drafts_that_start_no_server_are_refused(command, what):
+    with pytest.raises(HeadwayError) as raised:
+        read_launch(command)
+    (line,) = raised.value.messages
+    assert line.startswith("--command: --speculative-algorithm: ")
+    assert what in line
