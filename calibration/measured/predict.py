@@ -232,8 +232,8 @@ def _make_workload(run: Run, requests: Requests | None, path: Path | None) -> tu
         before = 0
         workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.check()
-    warn_of_images(workload)
-    warn_of_models(workload)
+    warn_of_images(workload.source, workload.images)
+    warn_of_models(workload.source, workload.model or ())
     workload.model = None  # the run's one serves all
     return workload, before
 

@@ -170,7 +170,7 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.model = requests.asked.get("model")
     scenario.settle_models(workload)
-    warn_of_images(workload)
+    warn_of_images(workload.source, workload.images)
     whole = cost = resolve(scenario).cost
     while isinstance(cost, ADDING):
         cost = cost.inner

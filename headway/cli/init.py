@@ -214,8 +214,8 @@ def _read(path: Path, reading: Reading) -> "Workload":
     from simulator.workload.unused import warn_of_images, warn_of_models
 
     workload = read_measured(path, None, reading.given)[0]
-    warn_of_images(workload)
-    warn_of_models(workload)
+    warn_of_images(workload.source, workload.images)
+    warn_of_models(workload.source, workload.model or ())
     return workload
 
 

@@ -124,7 +124,8 @@ def _load_columns(table: RequestTable) -> dict[str, Column]:
         columns["asked_output_tokens"] = np.where(broken, workload.output_tokens, -1)
     if workload.cancel_after is not None:
         columns["cancel_after"] = workload.cancel_after
-    for name, values in prefix_columns(workload).items():
+    outputs = workload.output_tokens.tolist()
+    for name, values in prefix_columns(workload.segments or (), outputs).items():
         words = name == MEDIA
         columns[name] = numbered(values) if words else np.array(values, np.int64)
     return columns

@@ -24,7 +24,13 @@ from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
-from simulator.workload.unused import has_media, warn_of_images, warn_of_limits, warn_of_models
+from simulator.workload.unused import (
+    has_media,
+    warn_of_adapters,
+    warn_of_images,
+    warn_of_limits,
+    warn_of_models,
+)
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
@@ -321,9 +327,12 @@ class Scenario(Config):
             if shipped := shipped_name(self.known_model):
                 own |= {name for name in {*workload.model} if shipped_name(name) == shipped}
             workload.model = ["" if name in own else name for name in workload.model]
+            drawn = self.workload.generator.adapters or self.workload.generator.models
+            if self.workload.trace is not None and drawn is None:
+                warn_of_adapters(workload.source, workload.model, self.known_model)
         else:
             self._given("adapters", True, "needs engine.enable_lora: true")
-            warn_of_models(workload)
+            warn_of_models(workload.source, workload.model)
             workload.model = None
 
     def frontend(self) -> Frontend | None:
@@ -371,7 +380,7 @@ class Scenario(Config):
     def trace_pieces(self) -> Callable[[], Iterator[Workload]] | None:
         """Return what reads the trace a piece at a time; None where it is to be read whole."""
         trace = self.workload.trace
-        if trace is None:
+        if trace is None or self.workload.generator.multimodal is not None:
             return None
         from simulator.workload.traces import stream
 
@@ -432,7 +441,7 @@ class Scenario(Config):
         wrong = "needs a trace whose requests do not continue one another"
         given = self._given("multimodal", workload.after is not None, wrong)
         if given is None:
-            warn_of_images(workload)
+            warn_of_images(workload.source, workload.images)
             return
         from simulator.workload.generate import random_streams
         from simulator.workload.multimodal import MultimodalDraws, insert

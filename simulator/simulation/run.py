@@ -27,6 +27,7 @@ from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import blaming
+from simulator.workload.unused import over_limits
 from simulator.workload.workload import Floats, Workload
 
 if TYPE_CHECKING:
@@ -202,9 +203,12 @@ def _all_rejected(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
         if core.door is None or not any(core.door.refusals.values()):
             longest, room = core.scheduler.max_model_len, core.scheduler.room
             long = int((load.prompt_tokens[rejected[0]["id"]] >= longest).sum())
+            over, said = over_limits(load, result.scenario.engine)
+            left = max(count - long - over, 0)
             reasons = {
                 f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more": long,
-                f"{count - long:,} too large for {room}": count - long,
+                said: over,
+                f"{left:,} too large for {room}": left,
             }
             why = ", ".join(reason for reason, requests in reasons.items() if requests)
     yield f"all {count:,} requests were rejected: {why}"

@@ -40,6 +40,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.generate import generate_parts
 from simulator.workload.traces.stream import SessionsError, rechunk
+from simulator.workload.unused import warn_of_limits
 from simulator.workload.workload import Workload
 
 CHUNK = 65536  # requests that are measured together
@@ -225,6 +226,8 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     cluster = scenario.cluster
     size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
     total, first, chunked, turns = first_chunk(scenario, size)
+    for own in scenario.groups.values() if scenario.workload.trace is None else ():
+        warn_of_limits(first, own.engine, total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     if turns is None and find_coupling(scenario, first) is None:
         warn_of_schedulers(scenario, specs, shares)

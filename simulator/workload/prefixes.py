@@ -10,26 +10,26 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from simulator.core.request import Media, Segments
-from simulator.workload.workload import Workload
 
 MEDIA = "media"
 Parts = list[tuple[Hashable, int]]
 
 
-def prefix_columns(workload: Workload) -> dict[str, list[Any]]:
-    """Return the columns that tell what the prompts of a workload share; {} without contents.
+def prefix_columns(
+    segments: Sequence[Segments | None], outputs: Sequence[int]
+) -> dict[str, list[Any]]:
+    """Return the columns that tell what prompts share, answers of so many tokens, too; {} for none.
 
     `prefix_request` is -1 where nothing is shared; `media` is KIND:NUMBER:TOKENS@START of each
     image or clip behind the prefix, "" for none.
     """
-    if not workload.segments or not any(workload.segments):
+    if not any(segments):
         return {}
     owners, shared, media = [], [], []
     longest: dict[tuple[int, Hashable], tuple[int, int]] = {}  # of the runs behind a prefix
     follow: dict[tuple[int, Hashable, int], int] = {}  # the prefix that a whole run leads to
     numbers: dict[Media, int] = {}
-    outputs = workload.output_tokens.tolist()
-    for i, parts in enumerate(workload.segments):
+    for i, parts in enumerate(segments):
         prefix, seen, owner, tokens, at = 0, True, -1, 0, 0
         items = []
         for name, count in (*(parts or ()), (("out", i), outputs[i])):

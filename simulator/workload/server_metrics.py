@@ -22,7 +22,7 @@ KNOBS = {"num_gpu_blocks": "num_gpu_blocks_override"}
 class Load:
     """What was read of a server's load, and from what."""
 
-    requests: float
+    requests: float  # that came: finished, aborted, or still in flight
     seconds: float
     rate: float  # requests/s
     lines: list[tuple[str, str, str]]  # what, its value, from what it was inferred
@@ -45,7 +45,7 @@ def infer_load(metrics: Metrics, place: str) -> Load:
     levels = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     more = sum(metrics.level_change.get(name, 0.0) for name in levels)
     came = max(requests + aborted + more, 1.0)
-    load = Load(requests, metrics.seconds, came / metrics.seconds, [], {}, {})
+    load = Load(came, metrics.seconds, came / metrics.seconds, [], {}, {})
     add = load.lines.append
     add(("time", f"{metrics.seconds:,.1f} s", metrics.how))
     add(("request rate", f"{load.rate:,.4g} req/s",

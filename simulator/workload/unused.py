@@ -2,11 +2,14 @@
 
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Media
 from simulator.util.errors import HeadwayWarning, printable
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Ints, Workload
 
 MOST_NAMED = 3  # models
 
@@ -33,26 +36,43 @@ def over_limits(workload: Workload, engine: EngineConfig) -> tuple[int, str]:
     return over, said
 
 
-def warn_of_limits(workload: Workload, engine: EngineConfig) -> None:
-    """Warn of prompts with more images or clips than the engine lets one have."""
+def warn_of_limits(workload: Workload, engine: EngineConfig, total: int = 0) -> None:
+    """Warn of prompts with more images or clips than the engine lets one have.
+
+    `total`: of the run, where these requests are its first ones.
+    """
     over, said = over_limits(workload, engine)
     if over:
-        warnings.warn(f"{said}: the engine rejects them", HeadwayWarning, stacklevel=3)
+        some = f"of the first {len(workload):,} requests, " if total > len(workload) else ""
+        warnings.warn(f"{some}{said}: the engine rejects them", HeadwayWarning, stacklevel=3)
 
 
-def warn_of_images(workload: Workload) -> None:
-    """Warn of images without a size."""
-    if workload.images is not None and (count := int(workload.images.sum())):
-        text = f"{workload.source}: images: {count}, whose sizes nothing tells: not simulated"
+def warn_of_images(source: str, images: Ints | int | None) -> None:
+    """Warn of images without a size, by how many each request has, or all have."""
+    if images is not None and (count := int(np.sum(images))):
+        text = f"{source}: images: {count}, whose sizes nothing tells: not simulated"
         warnings.warn(f"{text}; workload.multimodal draws them", HeadwayWarning, stacklevel=4)
 
 
-def warn_of_models(workload: Workload) -> None:
+def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
+    """Warn where no request of a trace asks for the engine's own model, by a name that is known."""
+    asked = Counter(models)
+    if not asked[""]:
+        text = f"{source}: no request asks for {own}: each name is taken as an adapter"
+        text += f": {_named(asked)}; if one is the served model's, write base for it"
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
+
+
+def _named(asked: Counter[str]) -> str:
+    most = asked.most_common(MOST_NAMED)
+    more = f" and {len(asked) - MOST_NAMED} more" if len(asked) > MOST_NAMED else ""
+    return ", ".join(f"{printable(name) or 'none'} ({count})" for name, count in most) + more
+
+
+def warn_of_models(source: str, models: Iterable[str] | Mapping[str, int]) -> None:
     """Warn where requests for several models all go to one."""
-    asked = Counter(name or "none" for name in workload.model or ())
+    asked = Counter(models)
     if len(asked) < 2:
         return
-    named = ", ".join(f"{printable(name)} ({n})" for name, n in asked.most_common(MOST_NAMED))
-    more = f" and {len(asked) - MOST_NAMED} more" if len(asked) > MOST_NAMED else ""
-    text = f"{workload.source}: requests ask for several models: {named}{more}; one serves all"
+    text = f"{source}: requests ask for several models: {_named(asked)}; one serves all"
     warnings.warn(text, HeadwayWarning, stacklevel=4)

@@ -80,8 +80,8 @@ def test_answers_that_max_tokens_cuts(put):
     ("columns", "cells", "cached", "later"),
     [
         ("n", ["2", "1", "1"], 240, 2),
-        ("prefix_id,prefix_tokens", ["a,16", "a,16", ","], 80, 2),
-        ("prefix_id,prefix_tokens", ["a,96", "b,96", "a,96"], 80, 2),
+        ("prefix_id,prefix_tokens", ["a,16", "a,16", ","], 224, 2),
+        ("prefix_id,prefix_tokens", ["a,96", "b,96", "a,96"], 160, 2),
     ],
 )
 def test_requests_that_share_nothing_beside_some_that_do(put, columns, cells, cached, later):

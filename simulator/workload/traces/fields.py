@@ -34,6 +34,7 @@ CLOCKS["arrival"] = (*SENT, *CLOCKS["arrival"])
 NOTED = {field: (tuple(one["names"].split()), one["told"]) for field, one in NAMES["noted"].items()}
 """Fields that change a load and cannot be simulated from a column alone, and what is said of the
 requests that have one."""
+SEVERAL = {*NAMES["several"].split(), *NOTED}
 FIELDS = {
     **CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS, **{k: v for k, (v, _) in NOTED.items()},
 }  # fmt: skip
@@ -89,12 +90,12 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     found = {}
     for field, spellings in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
-        for word, end in product(spellings, ends):
-            if word + end in known:
-                found[field] = source(known[word + end], unit=end[1:] or None)
-                if field != "client":  # a session's id is that of a conversation, too
-                    del known[word + end]
-                break
+        there = [(w + end, end[1:]) for w, end in product(spellings, ends) if w + end in known]
+        there = there if field in SEVERAL else there[:1]
+        if there:
+            found[field] = source(*(known[word] for word, _ in there), unit=there[0][1] or None)
+        for word, _ in there if field != "client" else ():  # a session's id is a conversation's
+            del known[word]
     for field, pattern in NAMES["like"].items():
         near = None if field in found else next((w for w in known if re.search(pattern, w)), None)
         if near is not None:
@@ -207,7 +208,8 @@ def propose(names: Iterable[str], option: str, length: int) -> str:
 
 def plain_words(name: str) -> str:
     """Write a name in lower case, with `_` between its words."""
-    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
+    return re.sub(r"[^a-z0-9]+", "_", words).rstrip("_")
 
 
 def units_in(number: float) -> float:

@@ -1,13 +1,15 @@
 """What becomes of each column or key of a file: used, without effect, or not understood."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from simulator.util.errors import printable
 from simulator.workload.traces.fields import NAMES, find_fields, plain_words
+from simulator.workload.workload import Ints
 
 IDLE = re.compile("|".join(NAMES["without_effect"]))
 """Names of what the simulator works out itself, or what says nothing of the load."""
@@ -28,11 +30,17 @@ class Ledger:
     idle: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
-    _notes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _notes: dict[tuple[str, str], int] = field(default_factory=dict)
+    _named: dict[tuple[str, str], list[Ints]] = field(default_factory=dict)
+
+    def note_repeats(self, text: str, names: Iterable[str], rest: str = "") -> None:
+        """Note how many names came before, in this piece of a file or in another."""
+        hashes = np.array([hash(name) for name in names], np.int64)
+        self._named.setdefault((text, rest), []).append(hashes)
 
     def note(self, text: str, count: int = 0, rest: str = "") -> None:
         """Note what changes the load; the counts of a text add up over the pieces of a file."""
-        self._notes[text, rest] += count
+        self._notes[text, rest] = self._notes.get((text, rest), 0) + count
 
     @property
     def name_of(self) -> dict[str, str]:
@@ -42,9 +50,12 @@ class Ledger:
     @property
     def notes(self) -> list[str]:
         """What changes the load, with its counts."""
+        every = ((key, np.concatenate(hashes)) for key, hashes in self._named.items())
+        again = {key: len(hashes) - len(np.unique(hashes)) for key, hashes in every}
+        counted = self._notes | {key: count for key, count in again.items() if count}
         return [
             f"{text}: {count}{rest}" if count else f"{text}{rest}"
-            for (text, rest), count in self._notes.items()
+            for (text, rest), count in counted.items()
         ]
 
     def add(self, other: "Ledger") -> None:
@@ -52,7 +63,10 @@ class Ledger:
         self.used |= other.used
         self.idle = list(dict.fromkeys([*self.idle, *other.idle]))
         self.unknown = list(dict.fromkeys([*self.unknown, *other.unknown]))
-        self._notes.update(other._notes)
+        for (text, rest), count in other._notes.items():
+            self.note(text, count, rest)
+        for key, hashes in other._named.items():
+            self._named.setdefault(key, []).extend(hashes)
 
     def warnings(self) -> list[str]:
         """Return what is to be told of a file, a sentence each."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.prefixes import read_prefixes
+from simulator.workload.prefixes import prefix_columns, read_prefixes
 from simulator.workload.select import renumbered
 from simulator.workload.traces.fields import NOTED, SPANS, plain_words
 from simulator.workload.traces.format import Measured, Table, no_times
@@ -215,7 +215,9 @@ def _add_notes(table: Table, columns: Columns) -> None:
     if cached is not None and cached.any():
         share = f"{cached.sum() / columns['prompt'].sum():.1%} of input tokens"
         table.ledger.facts.append(("cached in log", share))
-        if unshared := int(cached[alone].sum()):
+        found = prefix_columns(segments or (), columns["output"].tolist())
+        shared = np.array(found.get("prefix_tokens", 0))
+        if "warm" not in columns and (unshared := int(np.maximum(cached - shared, 0).sum())):
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",
                 unshared,
@@ -231,20 +233,18 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
                 f"{field}={name}:ms says that it does not"
             )
-    later = _comes_again(columns.get("conversation", ()), UNTOLD["conversation"])
     by_group = "prefix_tokens" in columns and "prefix_request" not in columns
-    if unshared := sum(
-        again and (by_group or lone) for again, lone in zip(later, alone, strict=bool(later))
-    ):
-        name = names["conversation"]
+    if "conversation" in columns:
+        name, every = names["conversation"], zip(columns["conversation"], alone, strict=True)
         told = f"; they come at their recorded times, and share nothing but with prefix={name}"
-        table.ledger.note(f"{name}: requests that continue a conversation", unshared, told)
+        lone = (one for one, lone in every if one != UNTOLD["conversation"] and (by_group or lone))
+        table.ledger.note_repeats(f"{name}: requests that continue a conversation", lone, told)
     if (waited := columns.get("client_queue")) is not None and (waited > 0).any():
         text = f"{names['client_queue']}: requests that waited at their client, {AT_THEIR_TIMES}"
         table.ledger.note(text, int((waited > 0).sum()))
-    if "request_id" in names and (twice := sum(_comes_again(columns["request_id"], ""))):
+    if "request_id" in columns:
         text = f"{names['request_id']}: requests whose id came before, played all the same"
-        table.ledger.note(text, twice)
+        table.ledger.note_repeats(text, filter(None, columns["request_id"]))
 
 
 def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
@@ -252,12 +252,6 @@ def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
     begins = [parts[0][0] if parts else None for parts in segments or [None] * size]
     count = Counter(begins)
     return np.array([one is None or count[one] == 1 for one in begins], np.bool_)
-
-
-def _comes_again(names: Sequence[str], untold: str) -> list[bool]:
-    """Return which names came before."""
-    first = {name: k for k, name in reversed([*enumerate(names)])}
-    return [name != untold and first[name] < k for k, name in enumerate(names)]
 
 
 def _add_cuts(table: Table, columns: Columns) -> None:

@@ -7,7 +7,7 @@ a CSV; `make_table` works out the rest.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -25,6 +25,7 @@ from simulator.workload.traces.fields import (
     NOTED,
     PRIORITY,
     SENT,
+    SEVERAL,
     SPANS,
     Source,
     Sources,
@@ -35,7 +36,7 @@ from simulator.workload.traces.fields import (
     wrong_century,
 )
 from simulator.workload.traces.format import Format, Numbers, Problems, Table
-from simulator.workload.traces.ledger import BESIDE, sort_columns
+from simulator.workload.traces.ledger import BESIDE, is_told, sort_columns
 from simulator.workload.traces.make_table import UNTOLD, Columns, make_table, pick
 from simulator.workload.traces.outcomes import JUDGED, apart, failures, unknown_words
 from simulator.workload.traces.values import (
@@ -98,7 +99,7 @@ class Records:
         self.labels.append(label)
         for field, found in self.sources.items():
             values = (row.get(name) for name in found.names)
-            self.values[field].append(next((v for v in values if v is not None and v != ""), None))
+            self.values[field].append(_first_told(field, values))
 
     def add_columns(self, lines: Sequence[int], columns: Mapping[str, Sequence[str]]) -> None:
         """Take in requests of a table, whose names were met."""
@@ -111,7 +112,7 @@ class Records:
                 self.values[field] = list(told[0])
             else:
                 rows = zip(*told, strict=True) if told else ((),) * len(lines)
-                self.values[field] = [next((v for v in row if v), None) for row in rows]
+                self.values[field] = [_first_told(field, row) for row in rows]
         self._convert()
 
     def meet(self, names: Sequence[str], lists: Set[str] = frozenset()) -> None:
@@ -291,6 +292,14 @@ class Records:
             return names(values, UNTOLD.get(field, ""), tell)
         told = field in NOTED or field == "total"
         return ["" if value is None else str(value) for value in values] if told else None
+
+
+def _first_told(field: str, values: Iterable[object]) -> object:
+    """Return the first value that there is, and where several columns may tell, that says it."""
+    there = [value for value in values if value is not None and value != ""]
+    if field in SEVERAL and len(there) > 1:
+        there = [value for value in there if is_told(field, str(value))] or there
+    return there[0] if there else None
 
 
 def mean_gap(gaps: object, output: object) -> object:

@@ -5,6 +5,7 @@ takes for the file. Requests may be out of order within two pieces that follow o
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +29,7 @@ from simulator.workload.traces.format import Numbers, Table
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
 from simulator.workload.traces.read import format_of, read_table, warn_of_trace, workload_of
+from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import COLUMNS, Workload
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
@@ -71,12 +73,14 @@ def read_pieces(
     name = form or format_of(path, given, option)
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
-    ledger = Ledger()
+    ledger, images, models = Ledger(), 0, Counter[str]()
     for piece in pieces(path, header=name not in LINES[3:]):
         with piece.alone():
             table, _ = read_table(path, name, given, option)
         failed += table.failed
         ledger.add(table.ledger)
+        images += 0 if table.images is None else int(table.images.sum())
+        models.update(table.model or ())
         if not len(table.time):
             continue
         units = units or table.per_second
@@ -110,6 +114,8 @@ def read_pieces(
         text = f"{path}: requests earlier than one before them: {early}; sorted by arrival"
         warnings.warn(text, HeadwayWarning, 2)
     warn_of_trace(path, failed, ledger)
+    warn_of_images(path.name, images)
+    warn_of_models(path.name, models)
 
 
 def _check_piece(path: Path, table: Table, units: float) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import compress
 from pathlib import Path
@@ -23,6 +24,7 @@ from simulator.workload.traces.formats.tables import Found
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.outcomes import NO_GENERATION
 from simulator.workload.traces.records import Records
+from simulator.workload.traces.values import is_plain
 
 LANGFUSE = "langfuse.observation."
 IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
@@ -30,6 +32,7 @@ IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 TRACES = ("traceId", "context.trace_id")
+UNEQUAL = "enclosing spans whose tokens are not the sum of what they enclose, left out all the same"
 KINDS, MODELS, CALL = (NAMES[f"spans' {what}"].split() for what in ("kinds", "models", "calls"))
 
 
@@ -48,19 +51,34 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
             f"{path}:{found[0][0]}: gen_ai.usage.input_tokens: no span tells its tokens"
         )
     parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
-    sums = set()
-    for _, span in compress(found, kept):
-        parent = _first(span, PARENTS)
-        while parent is not None and parent not in sums:
-            sums.add(parent)
+    told_of = [span for _, span in compress(found, kept)]
+    sums = {_first(span, PARENTS) for span in told_of} - {None}
+    for one in [*sums]:
+        while (one := parents.get(one)) is not None and one not in sums:
+            sums.add(one)
+    within: Counter[object] = Counter()  # tokens of the spans that an enclosing one has in it
+    for span in told_of:
+        parent = None if _first(span, IDS) in sums else _first(span, PARENTS)
+        tokens, seen = _tokens(span), set[object]()
+        while parent is not None and parent not in seen:
+            within[parent] += tokens
+            seen.add(parent)
             parent = parents.get(parent)
     for (line, span), told in zip(found, kept, strict=True):
-        if _first(span, IDS) in sums:
+        if (name := _first(span, IDS)) in sums:
             notes["enclosing spans left out, each taken as the sum of its children"] += told
+            notes[UNEQUAL] += told and within[name] != _tokens(span)
         elif told:
             yield line, span
         else:
             notes["requests left out, which have no token counts"] += _is_call(span)
+
+
+def _tokens(span: Mapping[str, Any]) -> int:
+    """Return a span's tokens, in and out; what is no number is told where it is read."""
+    columns = FORMATS["otel"].columns
+    told = [_first(span, columns[field].names) for field in ("prompt", "output")]
+    return sum(int(float(str(one))) for one in told if is_plain(one, whole=True))
 
 
 def _key(span: Mapping[str, Any]) -> object:

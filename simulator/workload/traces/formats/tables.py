@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import read_csv
 from simulator.workload.traces.documents import (
+    flat,
     flat_objects,
     is_json_lines,
     parse,
@@ -73,6 +74,8 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
         told = f"{path}: benchmarks: {len(benchmarks)} loads follow one another in it"
         warnings.warn(f"{told}; --result 1 reads the first alone", HeadwayWarning, stacklevel=2)
     for k in chosen:
+        load = flat({key: benchmarks[k].get(key) for key in ("args", "config")})
+        most = load.get("streams") or load.get("max_concurrency")
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
             for line, values in flat_objects(text, ("benchmarks", k, "requests", kind), problems):
@@ -80,6 +83,8 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
                 if isinstance(first, float) and first < 0:  # guidellm's, where no token was timed
                     problems.notes["time_to_first_token_ms: below 0, and not taken: requests"] += 1
                     values["time_to_first_token_ms"] = None
+                if most:
+                    problems.notes[f"requests recorded under {most} streams, {AT_THEIR_TIMES}"] += 1
                 yield line, values | failed
 
 
