@@ -1,12 +1,13 @@
 """What a trace is like: how many requests, how fast, how bursty, how long, how much alike."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
 
 from simulator.util.errors import printable
+from simulator.workload.prefixes import prefix_columns
 from simulator.workload.workload import Floats, Ints, Workload
 
 PERCENTILES = (50, 90, 95, 99)
@@ -74,23 +75,8 @@ def shared_prefix_tokens(workload: Workload) -> int | None:
     A cache without bounds would find as many, but for the rounding to its own blocks. What has
     been generated counts only once it has been part of a prompt.
     """
-    if not workload.segments or not any(workload.segments):
-        return None
-    shared = 0
-    longest: dict[tuple[int, Hashable], int] = {}  # of the runs that follow a prefix, by name
-    follow: dict[tuple[int, Hashable, int], int] = {}  # the prefix that a whole run leads to
-    for parts in workload.segments:
-        prefix = 0
-        seen = True
-        for name, count in parts or ():
-            known = longest.get((prefix, name), 0)
-            if seen:
-                shared += min(known, count)
-            if count > known:
-                longest[prefix, name] = count
-            seen = seen and (prefix, name, count) in follow
-            prefix = follow.setdefault((prefix, name, count), len(follow) + 1)
-    return shared
+    columns = prefix_columns(workload.segments or (), [0] * len(workload))
+    return sum(columns["prefix_tokens"]) if columns else None
 
 
 def describe_text(

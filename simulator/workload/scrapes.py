@@ -17,6 +17,7 @@ from typing import Any
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
+from simulator.workload.traces.fields import NAMES
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]
@@ -26,19 +27,8 @@ Series = dict[Key, list[tuple[float, float]]]
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?[\d.]+))?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 GROWING = ("_total", "_sum", "_count", "_bucket")
-OLD_NAMES = {"vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc"}
-SGLANG = {
-    "num_requests_total": "request_success_total",
-    "num_aborted_requests_total": "aborted_total",
-    "num_running_reqs": "num_requests_running",
-    "num_queue_reqs": "num_requests_waiting",
-    "token_usage": "kv_cache_usage_perc",
-    "max_total_num_tokens": "kv_cache_tokens",
-    "cached_tokens_total": "prefix_cache_hits_total",
-    "prompt_tokens_histogram": "request_prompt_tokens",
-    "generation_tokens_histogram": "request_generation_tokens",
-    "time_per_output_token_seconds": "inter_token_latency_seconds",
-}
+OLD_NAMES: Mapping[str, str] = NAMES["older names of metrics"]
+SGLANG: Mapping[str, str] = NAMES["SGLang's metrics"]
 """Metrics of SGLang 0.4 and 0.5, and vLLM's names for them; others are called alike."""
 PARTS = re.compile(r"(_sum|_count|_bucket)?$")
 SHORTEST = 1.0  # s between two scrapes, where only their files tell it

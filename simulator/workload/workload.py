@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, fields, replace
 from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import MappingError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -55,6 +59,21 @@ FRONTENDS = {
 scheduler and from a token to its stamp: vLLM 0.11's spans, TTFT less queue and prefill, where no
 step is in the way. On a client's, HTTP and the tokenizer of one API server, too: InferenceX and
 AIConfigurator's points."""
+
+
+Columns = TypeVar("Columns", bound="DataclassInstance")
+
+
+def rows_of(table: Columns, rows: Ints) -> Columns:
+    """Return some rows, in this order, of all the columns that a dataclass has."""
+    found: dict[str, Any] = {}
+    for one in fields(table):
+        column = getattr(table, one.name)
+        if isinstance(column, list):
+            found[one.name] = [column[k] for k in rows.tolist()]
+        elif isinstance(column, np.ndarray):
+            found[one.name] = column[rows]
+    return replace(table, **found)
 
 
 @dataclass(slots=True, eq=False)
@@ -120,14 +139,7 @@ class Workload:
 
     def rows(self, indices: Ints) -> "Workload":
         """Return some of the requests, in this order; `after` and `segments` stay as they are."""
-        part = replace(self)
-        for name in COLUMNS:
-            column = getattr(self, name)
-            if isinstance(column, list):
-                setattr(part, name, [column[i] for i in indices.tolist()])
-            elif column is not None:
-                setattr(part, name, column[indices])
-        return part
+        return rows_of(self, indices)
 
     def part(self, indices: Ints) -> "Workload":
         """Return some of the requests, in this order; none of them may follow another's end."""

@@ -204,3 +204,27 @@ def test_what_is_told_of_pieces_is_that_of_the_whole(tmp_path: Path) -> None:
     ]
     assert found[1] == "cache_hit: requests left out: 100, answered by a proxy's cache"
     assert "requests: 72" in found[2]
+
+
+def test_what_comes_again_in_another_piece_is_counted(tmp_path: Path) -> None:
+    """And images and models, which the run does not have."""
+    path = tmp_path / "t.csv"
+    rows = [f"r{k % 60},{k},9,5,{k % 2},m{k % 2},c{k % 50}" for k in range(100)]
+    head = "request_id,arrival,prompt_tokens,output_tokens,images,model,conversation_id"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    what = scenario(path, "")
+    assert what.trace_pieces() is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert sum(map(len, what.trace_pieces()())) == 100
+    said = [str(one.message) for one in caught]
+    for text in (
+        "request_id: requests whose id came before, played all the same: 40",
+        "conversation_id: requests that continue a conversation: 50",
+        "images: 50, whose sizes nothing tells",
+        "several models: m0 (50), m1 (50)",
+    ):
+        assert any(text in one for one in said), text
+    encoder = "engine.multimodal_config={encoder_seconds: [[1, 0.004]]}"
+    drawn = scenario(path, "", "workload.multimodal={image: {tokens: 5}}", encoder)
+    assert drawn.trace_pieces() is None

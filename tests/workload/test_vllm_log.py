@@ -61,6 +61,23 @@ def test_answers_that_are_logged_and_requests_that_were_aborted(put):
     assert said[1].endswith("as long as it allows: 1")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["Aborted request(s) cmpl-2,cmpl-9.", "Request cmpl-2 aborted.", "Request cmpl-2 failed."],
+)
+def test_requests_that_later_releases_aborted(put, line):
+    text = f"{log('0.9')}INFO 01-01 00:00:02 [async_llm.py:431] {line}\n"
+    work, said = told(put(text))
+    assert work.output_tokens.tolist() == [20, 30]
+    assert said[0] == "1 request left out: failed when recorded, or without output tokens"
+
+
+def test_a_name_that_comes_again_is_another_request(put):
+    """Clients may name their requests, and name two alike."""
+    work, _ = told(put(log("0.9").replace("cmpl-1", "cmpl-0")))
+    assert work.output_tokens.tolist() == [20, 30, 7]
+
+
 def test_several_answers_and_lengths_that_were_cut(put):
     rows = [("12-01 10:00:00", 6, 16)] * 4
     work, said = told(put(log("0.9", rows, n=2)))

@@ -13,10 +13,16 @@ from simulator.workload.traces.documents import (
     parse,
     read_text,
 )
-from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
+from simulator.workload.traces.fields import (
+    LONGEST,
+    NEEDED,
+    PATTERNS,
+    check_needed,
+    find_fields,
+    propose,
+)
 from simulator.workload.traces.format import Head
 from simulator.workload.traces.formats import FORMATS, NO_REQUESTS, missing_trace
-from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import first_request
 
 
@@ -68,7 +74,7 @@ def _head(path: Path, line: str) -> Head:
         return Head(columns=(*names, *json_keys(path, names)), line=line)
     first = first_value(path, line)
     if first is None:
-        if DATE.search(line) and not line.startswith("[{"):
+        if PATTERNS["date"].search(line) and not line.startswith("[{"):
             return Head(line=line)  # a log's line in brackets
         parse(path, read_text(path))  # says what is wrong
     if isinstance(first, list):

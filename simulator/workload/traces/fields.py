@@ -25,6 +25,7 @@ UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 NAMES: Any = read_own(Path(__file__).with_name("names.yaml"))
 """What people call things: every name that this package looks for in a file of no format's own."""
+PATTERNS = {name: re.compile(pattern) for name, pattern in NAMES["patterns"].items()}
 SENT = NAMES["sent"].split()
 CLOCKS, COUNTS, WORDS, PRIORITY, SPANS = (
     {field: tuple(text.split()) for field, text in NAMES[kind].items()}

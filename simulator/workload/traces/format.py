@@ -6,10 +6,10 @@ How to add one is told in the package's `__init__`.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.fields import Sources, used_as
 from simulator.workload.traces.ledger import Ledger
-from simulator.workload.workload import Floats, Ints
+from simulator.workload.workload import Floats, Ints, rows_of
 
 MAX_MESSAGES = 20  # problems told one by one; the rest are counted
 MAX_ALIKE = 5  # likewise, where only the value differs
@@ -65,8 +65,8 @@ class Table:
 
     def take(self, rows: Ints) -> "Table":
         """Return some requests, in this order; `after` and `lost` stay as they are."""
-        found = _rows_of(self, rows)
-        found.measured = None if self.measured is None else _rows_of(self.measured, rows)
+        found = rows_of(self, rows)
+        found.measured = None if self.measured is None else rows_of(self.measured, rows)
         return found
 
 
@@ -80,20 +80,6 @@ class Measured:
     conversation: list[str] | None = None  # whose next turn it is
     turn: Ints | None = None
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
-
-
-Columns = TypeVar("Columns", Table, Measured)
-
-
-def _rows_of(table: Columns, rows: Ints) -> Columns:
-    found: dict[str, Any] = {}
-    for one in fields(table):
-        column = getattr(table, one.name)
-        if isinstance(column, list):
-            found[one.name] = [column[k] for k in rows.tolist()]
-        elif isinstance(column, np.ndarray):
-            found[one.name] = column[rows]
-    return replace(table, **found)
 
 
 def no_times(size: int) -> Measured:
@@ -133,6 +119,7 @@ class Format:
     options: Sequence[str] = ()
     block_size: int = 0
     images_counted: bool = False
+    blocks_of_output: bool = False
     files: Mapping[str, str]
 
     @property

@@ -133,29 +133,22 @@ class HashBlocks:
             more += ": wrong hash_block_size?"
         problems.extend(self.place, more)
 
-    def segments(self, ids: Sequence[int | str], tokens: int) -> Segments:
-        """Spell out `tokens` tokens; of the last block only those that are left.
-
-        Tokens beyond the last block have no name, so there must not be any.
-        """
-        full, size = self.full, self.size
-        count = tokens // size
-        for i in ids[:count]:
-            if i not in full:
-                full[i] = (("h", i), size)
-        spelled = tuple([full[i] for i in ids[:count]])
-        rest = tokens - count * size
-        return (*spelled, (("h", ids[count]), rest)) if rest else spelled
-
     def with_tail(
         self, ids: Sequence[int | str], tokens: int, number: int, scope: str = ""
     ) -> Segments | None:
         """Spell out a prompt that goes on behind its blocks, with what is request `number`'s own.
 
-        `scope` goes before the ids; None: there are none.
+        `scope` goes before the ids; None: there are none. Of the last block only what is left.
         """
         if not ids:
             return None
-        named = min(tokens, len(ids) * self.size)
-        found = self.segments([f"{scope}{one}" for one in ids] if scope else ids, named)
+        full, size = self.full, self.size
+        named = min(tokens, len(ids) * size)
+        count, rest = divmod(named, size)
+        keys = [f"{scope}{one}" for one in ids] if scope else ids
+        for key in keys[:count]:
+            if key not in full:
+                full[key] = (("h", key), size)
+        found = tuple([full[key] for key in keys[:count]])
+        found += ((("h", keys[count]), rest),) if rest else ()
         return (*found, (("tail", number), tokens - named)) if named < tokens else found

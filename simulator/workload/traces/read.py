@@ -36,18 +36,7 @@ WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
 
 def read_trace(
-    path: Path,
-    format: str | None = None,
-    *,
-    time_unit: str | None = None,
-    hash_block_size: int | None = None,
-    session_turns: str | None = None,
-    chars_per_token: float | None = None,
-    lanes: int | None = None,
-    columns: str | Mapping[str, str] | None = None,
-    encoding: str | None = None,
-    result: int | None = None,
-    option: str = "--columns ",
+    path: Path, format: str | None = None, *, option: str = "--columns ", **given: Any
 ) -> Workload:
     """Read a trace, plain or packed; without `format` its beginning tells which it is.
 
@@ -57,23 +46,21 @@ def read_trace(
     Args:
         path: the file.
         format: one of `FORMATS`.
-        time_unit: `ms` or `s`, of a Mooncake trace: `ms` by default, `s` for `timed_trace`.
-        hash_block_size: tokens that one of the `hash_ids` stands for: 512 for `mooncake`,
-            16 for `timed_trace` and `llmservingsim` by default. Those that `headway serve` writes
-            say it themselves.
-        session_turns: whether a later turn of a session says what it adds to the conversation
-            (`delta`, the default, as in AIPerf) or its `whole` prompt.
-        chars_per_token: estimate lengths from texts, of `custom` and `sharegpt`.
-        lanes: plays of agents that run side by side, the next in each after the one before.
-        columns: which column holds what, as `arrival=timestamp,prompt=prompt_tokens` or a mapping.
-        encoding: of its text, as Python names it, where it is not UTF-8 and no mark says so.
-        result: which benchmark of a file with several, from 1 on.
         option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
+        given: `OPTIONS` by name; None: not given. `time_unit`: `ms` or `s`, of a Mooncake trace:
+            `ms` by default, `s` for `timed_trace`. `hash_block_size`: tokens that one of the
+            `hash_ids` stands for: 512 for `mooncake`, 16 for `timed_trace` and `llmservingsim` by
+            default. Those that `headway serve` writes say it themselves. `session_turns`: whether a
+            later turn of a session says what it adds to the conversation (`delta`, the default, as
+            in AIPerf) or its `whole` prompt. `chars_per_token`: estimate lengths from texts, of
+            `custom` and `sharegpt`. `lanes`: plays of agents that run side by side, the next in
+            each after the one before. `columns`: which column holds what, as
+            `arrival=timestamp,prompt=prompt_tokens` or a mapping. `encoding`: of its text, as
+            Python names it, where it is not UTF-8 and no mark says so. `result`: which benchmark of
+            a file with several, from 1 on.
     """
-    told = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns, encoding)
-    given = dict(zip(OPTIONS, (*told, result), strict=True))
-    given = {name: value for name, value in given.items() if value is not None}
-    return read_measured(path, format, given, option)[0]
+    told = {name: value for name, value in given.items() if value is not None}
+    return read_measured(path, format, told, option)[0]
 
 
 def read_measured(

@@ -17,7 +17,14 @@ from simulator.workload.traces.documents import (
     objects_of,
     read_text,
 )
-from simulator.workload.traces.fields import NAMES, NEEDED, find_fields, parse_date, source
+from simulator.workload.traces.fields import (
+    NAMES,
+    NEEDED,
+    PATTERNS,
+    find_fields,
+    parse_date,
+    source,
+)
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
@@ -177,15 +184,7 @@ def is_span(head: Head) -> bool:
     return "context" in first and "attributes" in first
 
 
-CLF_DATE = r"[0-9]{2}/[A-Z][a-z]{2}/[0-9]{4}:[0-9:]{8} [+-][0-9]{4}"
-ISO_DATE = (
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}"
-    r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
-)
-DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
-ASKED = re.compile(r'"[A-Z]+ (\S+)[^"]*" (\d{1,3})(?: ([A-Z]{2,}\S*))?(?= |$)')
-"""A web server's path and status, and Envoy's flags of what went wrong."""
-PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|{}]+)")
+DATE, ASKED, PAIR = (PATTERNS[name] for name in ("date", "asked", "pair"))
 
 
 def read_access_log(path: Path, form: Format) -> Table:

@@ -46,14 +46,16 @@ def read_mooncake(
     hash_block_size: int | None = None,
     session_turns: str = "delta",
 ) -> Table:
-    """Read Mooncake's JSONL.
+    """Read Mooncake's JSONL, and what is like it.
 
     Without any `timestamp` in the file everything arrives at once. A later turn of a session
     that has a `timestamp` and no `delay` arrives at that time, whatever has been answered by then.
 
     Args:
         path: the file.
-        form: `mooncake` or `timed_trace`.
+        form: `mooncake`, `timed_trace` or `llmservingsim`, whose last tokens of a prompt may share
+            a block with the first of the output; if the output is too short to fill it, the block
+            has no id.
         time_unit: `ms` or `s`; None: the format's, but seconds where blocks of 16 tokens are asked
             for, as only traces in seconds have, and a time has a fraction.
         hash_block_size: tokens that one id stands for; None: what the lines say, else the format's.
@@ -61,12 +63,13 @@ def read_mooncake(
             AIPerf.
     """
     problems = Problems(path)
-    blocks = HashBlocks(hash_block_size or form.block_size, fixed=hash_block_size is not None)
+    given = {"fixed": hash_block_size is not None, "open_end": form.blocks_of_output}
+    blocks = HashBlocks(hash_block_size or form.block_size, **given)
     records = Records(problems, form)
     told: list[_Turn] = []
     fractions = False
     for row in rows(path, problems):
-        turn = _turn(row, blocks)
+        turn = _turn(row, blocks, form)
         if not row.wrong:
             told.append(turn)
             records.add(row.line, row.values)
@@ -81,11 +84,9 @@ def read_mooncake(
     if fractions and time_unit is None and form.columns["arrival"].per_second == 1e3:
         table.ledger.note("timestamp: has fractions, and counts ms: time_unit: s, if it counts s")
     turns = [told[row] for row in table.rows.tolist()]
-    for turn, prompt, output in zip(
-        turns, table.prompt.tolist(), table.output.tolist(), strict=True
-    ):
-        turn.prompt, turn.output = prompt, output
-        turn.segments = blocks.segments(turn.ids, prompt) if turn.ids else None
+    for i, turn in enumerate(turns):
+        turn.prompt, turn.output = int(table.prompt[i]), int(table.output[i])
+        turn.segments = blocks.with_tail(turn.ids, turn.prompt, i)
     after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
     time, delay = table.time.astype(np.float64), np.array([t.delay for t in turns])
     waits = (after >= 0) & (~np.isnan(delay) | np.isnan(time))
@@ -94,9 +95,10 @@ def read_mooncake(
         for i in lost.tolist():
             problems.add(turns[i].line, "timestamp", "missing")
         problems.stop()
-    time[lost] = 0.0
     delay = np.nan_to_num(delay)
-    table.time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
+    if lost.size or delay.any() or waits.any():
+        time[lost] = 0.0
+        table.time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
     table.prompt = np.array([turn.prompt for turn in turns], np.int64)
     segments = [turn.segments for turn in turns]
     table.segments = segments if any(segments) else None
@@ -106,7 +108,7 @@ def read_mooncake(
     return table
 
 
-def _turn(row: Row, blocks: HashBlocks) -> _Turn:
+def _turn(row: Row, blocks: HashBlocks, form: Format) -> _Turn:
     """Read what is told of a line's session and blocks; what is wrong makes the row so."""
     values = row.values
     if "input_length" not in values and ("text_input" in values or "messages" in values):
@@ -119,10 +121,12 @@ def _turn(row: Row, blocks: HashBlocks) -> _Turn:
         row.add_problem("session_id", "neither a text nor a whole number")
     elif session is None and not isnan(delay):
         row.add_problem("delay", "needs a session_id, to say whose answer it waits for")
-    ids, prompt = row.ids(values.get("hash_ids")), values.get("input_length")
+    counted = ("prompt", "output") if form.blocks_of_output else ("prompt",)
+    tokens = [values.get(form.columns[field].names[0]) for field in counted]
+    ids = row.ids(values.get("hash_ids"))
     blocks.hear(row, values.get("hash_block_size"))
-    if ids and type(prompt) is int and prompt > 0:
-        blocks.check(row, len(ids), prompt)
+    if ids and all(type(count) is int and count > 0 for count in tokens):
+        blocks.check(row, len(ids), sum(tokens))  # type: ignore[arg-type]
     return _Turn(row.line, delay, session if isinstance(session, str | int) else None, ids)
 
 
@@ -162,34 +166,6 @@ def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
     added = turn.segments or ((("turn", i), turn.prompt),)
     turn.segments = (*before.segments, (("out", last), before.output), *added)
     turn.prompt += before.prompt + before.output
-
-
-def read_llmservingsim(path: Path, form: Format, hash_block_size: int | None = None) -> Table:
-    """Read LLMServingSim's JSONL: blocks cover the prompt and then the output.
-
-    The prompt's last tokens may share a block with the first of the output; where the output is
-    too short to fill it, the block has no id and these tokens are shared with nobody.
-    """
-    problems = Problems(path)
-    blocks = HashBlocks(hash_block_size or form.block_size, open_end=True)
-    records = Records(problems, form)
-    told: list[list[int | str]] = []
-    for row in rows(path, problems):
-        ids = row.ids(row.values.get("hash_ids"))
-        prompt, output = (row.values.get(key) for key in ("input_toks", "output_toks"))
-        if ids and type(prompt) is int and type(output) is int:
-            blocks.check(row, len(ids), prompt + output)
-        if not row.wrong:
-            told.append(ids)
-            records.add(row.line, row.values)
-    blocks.add_summary(problems)
-    table = records.table()
-    segments = [
-        blocks.with_tail(told[row], prompt, row)
-        for row, prompt in zip(table.rows.tolist(), table.prompt.tolist(), strict=True)
-    ]
-    table.segments = segments if any(segments) else None
-    return table
 
 
 def is_mooncake(head: Head) -> bool:

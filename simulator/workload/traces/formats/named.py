@@ -23,6 +23,7 @@ from simulator.workload.traces.documents import (
     with_objects,
 )
 from simulator.workload.traces.fields import (
+    Sources,
     check_needed,
     find_fields,
     has_requests,
@@ -48,27 +49,29 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
         warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)
     if line[0] not in "{[" and not json_keys(path, header(line)):
-        if sources is None:
-            sources = without_length(find_fields(header(line)), ())
-            check_needed(sources, f"{path}:{number}")
-        return read_csv(path, form, sources, named=named)
+        found = sources or _by_names(header(line), f"{path}:{number}")
+        return read_csv(path, form, found, named=named)
     problems = Problems(path)
     needed = {"prompt": sources["prompt"].names} if sources else None
     of_csv = line[0] not in "{["
     some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
-    found = _once(problems, list(some))
+    requests = _once(problems, list(some))
     problems.stop()
-    names = list(dict.fromkeys(name for _, row in found for name in row))
+    names = list(dict.fromkeys(name for _, row in requests for name in row))
     for source in (sources or {}).values():
-        if found and not any(name in names for name in source.names):
+        if requests and not any(name in names for name in source.names):
             raise HeadwayError(f"{path}:1: {source.names[0]}: no request has it")
-    if sources is None:
-        sources = without_length(find_fields(names), ())
-        check_needed(sources, f"{path}:1")
-    records = Records(problems, form, sources, named=named)
-    for place, row in found:
+    records = Records(problems, form, sources or _by_names(names, f"{path}:1"), named=named)
+    for place, row in requests:
         records.add(place, row)
     return records.table()
+
+
+def _by_names(names: Sequence[str], place: str) -> Sources:
+    """Find the columns by their names; HeadwayError where needed ones are not there."""
+    sources = without_length(find_fields(names), ())
+    check_needed(sources, place)
+    return sources
 
 
 def json_requests(

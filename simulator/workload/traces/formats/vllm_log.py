@@ -1,24 +1,17 @@
 """The requests that vLLM's API server logs (`--enable-log-requests`), by release."""
 
-import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import lines
-from simulator.workload.traces.fields import parse_date
+from simulator.workload.traces.fields import PATTERNS, parse_date
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.formats import NO_REQUESTS
-from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.json_lines import HashBlocks
 from simulator.workload.traces.records import Records
 
-STAMP = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) ([01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)\b")
-EVENT = re.compile(r"(?:(Received|Aborted) request|Request|Generated response) (\S+?)[:.]?(?: |$)")
-IDS = re.compile(r"(prompt|output)[_ ]token[_ ]ids: \[(\d[\d, ]*)\]")
-KNOB = re.compile(r"\b(n|max_tokens)=(\d+)")
-POOLED = re.compile(r"params: PoolingParams\((?!.*SamplingParams\()")
-LORA = re.compile(r"lora_name='([^']*)'")
 BLOCK = 16  # tokens of a prompt that have a name together
 YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
 NOT_LOGGED = """not logged, as from 0.11 on without VLLM_LOGGING_LEVEL=DEBUG: take that log, \
@@ -27,7 +20,15 @@ spans (--otlp-traces-endpoint) or a proxy's log"""
 
 def is_vllm(head: Head) -> bool:
     """Return whether a file begins with a line of vLLM's logger."""
-    return bool(STAMP.search(head.line))
+    return bool(PATTERNS["vLLM's stamp"].search(head.line))
+
+
+@dataclass(slots=True)
+class _Logged:
+    line: int
+    values: dict[str, Any]  # by vLLM's names; the time in us
+    prompt: list[str] = field(default_factory=list)  # tokens
+    output: list[str] = field(default_factory=list)
 
 
 def read_vllm_log(path: Path, form: Format) -> Table:
@@ -37,22 +38,20 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     which the ledger tells. HeadwayError where the tokens of prompts are not logged.
     """
     problems = Problems(path)
-    records, every = Records(problems, form), [*_logged(path, problems).values()]
-    for row in every:
-        if not row["prompt"] and "aborted" not in row:
-            raise HeadwayError(f"{path}:{row['line']}: prompt_token_ids: {row['id']}: {NOT_LOGGED}")
-        told = {f"{kind}_token_ids": len(row[kind]) or None for kind in ("prompt", "output")}
-        if "max_tokens" in row:  # of all answers together
-            told |= {"limit": row["max_tokens"], "max_tokens": row["max_tokens"] * row.get("n", 1)}
-        records.add(row["line"], {key: (row | told).get(key) for key in form.used})
+    records, every = Records(problems, form), _logged(path, problems)
+    for one in every:
+        told = {f"{kind}_token_ids": len(getattr(one, kind)) or None for kind in IDS}
+        if "limit" in one.values:  # of all answers together
+            told["max_tokens"] = int(one.values["limit"]) * int(one.values.get("n", 1))
+        records.add(one.line, one.values | told)
     table = records.table()
     blocks, kept = HashBlocks(BLOCK), [every[k] for k in table.rows.tolist()]
     table.segments = []
-    for k, ids in enumerate(row["prompt"] for row in kept):
+    for k, ids in enumerate(one.prompt for one in kept):
         names = [" ".join(ids[at : at + BLOCK]) for at in range(0, len(ids) - BLOCK + 1, BLOCK)]
         segments = blocks.with_tail(names, len(ids), k)
         table.segments.append(segments or ((("tail", k), len(ids)),))
-    if unknown := sum(not row["output"] for row in kept):
+    if unknown := sum(not one.output for one in kept):
         told_of = "max_tokens: answers that are not logged, and are taken as long as it allows"
         table.ledger.note(told_of, unknown)
     longest = int(table.prompt.max(initial=0))
@@ -62,37 +61,40 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     return table
 
 
-def _logged(path: Path, problems: Problems) -> dict[str, dict[str, Any]]:
-    """Return what is logged of each request, by its name: times in us, lists of tokens."""
-    found: dict[str, dict[str, Any]] = {}
+IDS = ("prompt", "output")
+
+
+def _logged(path: Path, problems: Problems) -> list[_Logged]:
+    """Return what is logged of each request."""
+    every: list[_Logged] = []
+    named: dict[str, _Logged] = {}
     passed = last = 0
     for number, line in lines(path):
-        event, stamp = EVENT.search(line), STAMP.search(line)
+        event = PATTERNS["vLLM's event"].search(line)
+        stamp = PATTERNS["vLLM's stamp"].search(line)
         if event is None or stamp is None:
             continue
-        kind, name = event.groups()
-        if kind == "Received" and POOLED.search(line):
+        kind, name, ended = event.groups()
+        text = line[event.end() :].rpartition("SamplingParams(")[2]  # a prompt may say anything
+        if kind == "Received" and PATTERNS["vLLM's pooling"].search(line):
             problems.notes["PoolingParams: requests left out, no calls to generate text"] += 1
         elif kind == "Received":
-            date = DATE.search(line[: event.start()])  # of what wraps the log
+            date = PATTERNS["date"].search(line[: event.start()])  # of what wraps the log
             when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}") + passed
             years = int(when < last - YEAR // 2)
             passed, last = passed + years * YEAR, when + years * YEAR
-            text = line[event.end() :].rpartition("SamplingParams(")[2]  # a prompt may say anything
-            lora, knobs = LORA.search(text), reversed(KNOB.findall(text))
-            row = found[name] = {
-                "id": name,
-                "line": number,
-                "time": last,
-                "prompt": [],
-                "output": [],
-            }
-            row |= {"lora_name": lora and lora[1], **{key: int(value) for key, value in knobs}}
-        elif name in found and kind:
-            found[name]["aborted"] = "aborted"
-        if name in found:
-            ids = IDS.findall(line[event.end() :].rpartition("SamplingParams(")[2])
-            found[name] |= {which: text.replace(",", " ").split() for which, text in ids}
-    if not found:
+            knobs = dict(reversed(PATTERNS["vLLM's knob"].findall(text)))
+            limit = {"limit": knobs.pop("max_tokens")} if "max_tokens" in knobs else {}
+            named[name] = _Logged(number, {"time": last, **knobs, **limit})
+            every.append(named[name])
+        for one in [named[n] for n in name.split(",") if n in named]:
+            if kind == "Aborted" or ended:
+                one.values["aborted"] = "aborted"
+            for which, ids in PATTERNS["vLLM's ids"].findall(text):
+                setattr(one, which, ids.replace(",", " ").split())
+    if not every:
         raise HeadwayError(f"{path}:1: format: {next(iter(NO_REQUESTS.values()))}")
-    return found
+    for name, one in named.items():
+        if not one.prompt and "aborted" not in one.values:
+            raise HeadwayError(f"{path}:{one.line}: prompt_token_ids: {name}: {NOT_LOGGED}")
+    return every
