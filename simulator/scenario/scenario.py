@@ -26,7 +26,6 @@ from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
 from simulator.workload.unused import (
     has_media,
-    warn_of_adapters,
     warn_of_images,
     warn_of_limits,
     warn_of_models,
@@ -329,6 +328,8 @@ class Scenario(Config):
             workload.model = ["" if name in own else name for name in workload.model]
             drawn = self.workload.generator.adapters or self.workload.generator.models
             if self.workload.trace is not None and drawn is None:
+                from simulator.workload.adapters import warn_of_adapters
+
                 warn_of_adapters(workload.source, workload.model, self.known_model)
         else:
             self._given("adapters", True, "needs engine.enable_lora: true")

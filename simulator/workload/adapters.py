@@ -1,5 +1,7 @@
 """Which client, model or adapter (LoRA) each request names, drawn by weight."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -7,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import Check, raise_if
 from simulator.workload.distributions import are_numbers, weighted_choice
+from simulator.workload.unused import most_asked
 from simulator.workload.workload import Ints
 
 MOST = 1_000_000
@@ -42,6 +46,15 @@ class Adapters:
         popularity = np.arange(1.0, self.num_adapters + 1) ** -self.zipf
         shares = (1 - self.base) * popularity / popularity.sum()
         return {"": self.base} | {f"adapter-{k}": w for k, w in enumerate(shares.tolist(), 1)}
+
+
+def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
+    """Warn where no request of a trace asks for the engine's own model, by a name that is known."""
+    asked = Counter(models)
+    if not asked[""]:
+        text = f"{source}: no request asks for {own}: each name is taken as an adapter"
+        text += f": {most_asked(asked)}; if one is the served model's, write base for it"
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
 
 
 def good_weights(given: Any) -> bool:

@@ -54,16 +54,8 @@ def warn_of_images(source: str, images: Ints | int | None) -> None:
         warnings.warn(f"{text}; workload.multimodal draws them", HeadwayWarning, stacklevel=4)
 
 
-def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
-    """Warn where no request of a trace asks for the engine's own model, by a name that is known."""
-    asked = Counter(models)
-    if not asked[""]:
-        text = f"{source}: no request asks for {own}: each name is taken as an adapter"
-        text += f": {_named(asked)}; if one is the served model's, write base for it"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
-
-
-def _named(asked: Counter[str]) -> str:
+def most_asked(asked: Counter[str]) -> str:
+    """Name the models that most requests ask for, with how many do."""
     most = asked.most_common(MOST_NAMED)
     more = f" and {len(asked) - MOST_NAMED} more" if len(asked) > MOST_NAMED else ""
     return ", ".join(f"{printable(name) or 'none'} ({count})" for name, count in most) + more
@@ -74,5 +66,5 @@ def warn_of_models(source: str, models: Iterable[str] | Mapping[str, int]) -> No
     asked = Counter(models)
     if len(asked) < 2:
         return
-    text = f"{source}: requests ask for several models: {_named(asked)}; one serves all"
+    text = f"{source}: requests ask for several models: {most_asked(asked)}; one serves all"
     warnings.warn(text, HeadwayWarning, stacklevel=4)
