@@ -267,12 +267,17 @@ class Advisor:
         return [*first, *(turn(key, now, size) for size in enough[:1])]
 
     def seats_within(self, bound: float) -> list[Advice]:
-        """Fewer seats, where the time between tokens of all that run exceeds `bound` (ms)."""
+        """Fewer seats, where the time between tokens of all that run exceeds `bound` (ms).
+
+        At least as many as give the tokens a second that are asked for, unless all came at once.
+        """
         seats = min(int(self._gauges["max_running"]), self.engine.max_num_seqs)
-        sizes = [1 << k for k in range(seats.bit_length()) if 1 << k < seats]
-        kept = [size for size in sizes if 1e3 * self._token_time(size) <= bound]
+        times = {1 << k: self._token_time(1 << k) for k in range(seats.bit_length())}
+        mean, (arriving, whole) = self._mean_decodes()[0], self._spans
+        wanted = mean / self._token_time(mean) if arriving > SPAN * whole else 0.0
+        kept = [n for n, time in times.items() if 1e3 * time <= bound and n / time >= wanted]
         key, now = self.key("max_num_seqs"), self.engine.max_num_seqs
-        return [turn(key, now, kept[-1])] if kept else []
+        return [turn(key, now, kept[-1])] if kept and kept[-1] < seats else []
 
     def replicas_within(self, now: int, bound: float) -> int:
         """Say how many replicas share the requests so that the time between tokens is in `bound`.

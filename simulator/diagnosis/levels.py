@@ -130,26 +130,30 @@ def _alone(run: AdvisedEvidence, one: Broken) -> float:
 
 
 def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
-    """Yield what may keep a bound: smaller steps and replicas, unless one request is too slow."""
+    """Yield what may keep a bound: smaller steps and replicas, unless one request is too slow.
+
+    Steps that are too long are the shorter for a faster GPU, and less so for fewer requests each:
+    more replicas come last.
+    """
     if (run.gauges.get("host_share") or 0.0) >= HOST:
         yield from run.advisor.host()
+    if alone > one.bound:
+        yield from _faster(run, one.times)
+        return
+    if one.latency in ("tpot", "itl"):
+        yield from run.advisor.smaller_chunks() if one.latency == "itl" else ()
+        yield from _faster(run, one.times)
+        yield from run.advisor.seats_within(FEWER * one.bound)
+        for more in run.advisor.replicas():
+            enough = run.advisor.replicas_within(more.value, one.bound)
+            yield turn(more.key, more.value, max(enough, more.to))
+        return
+    cause = max(CAUSES, key=run.wait_shares.__getitem__)
+    waits = run.wait_shares[cause] >= WAITING
+    yield from run.advisor.cure(cause) if waits else run.advisor.replicas()
     times = one.times
-    if alone <= one.bound:
-        if one.latency == "itl":
-            yield from run.advisor.smaller_chunks()
-        fewer = (
-            run.advisor.seats_within(FEWER * one.bound) if one.latency in ("tpot", "itl") else []
-        )
-        yield from fewer
-        cause = max(CAUSES, key=run.wait_shares.__getitem__)
-        waits = one.latency in ("ttft", "e2el") and run.wait_shares[cause] >= WAITING
-        most = run.advisor.cure(cause) if waits else run.advisor.replicas()
-        if fewer and most:
-            now, enough = most[0].value, run.advisor.replicas_within(most[0].value, one.bound)
-            most = [turn(most[0].key, now, max(enough, most[0].to))]
-        yield from most
-        if waits and (more := run.advisor.replicas()):  # a queue takes no more than these at once
-            times = min(times, more[0].to / more[0].value)
+    if waits and (more := run.advisor.replicas()):  # a queue takes no more than these at once
+        times = min(times, more[0].to / more[0].value)
     yield from _faster(run, times)
 
 

@@ -23,12 +23,20 @@ def broken(*sets: str) -> dict[str, Any]:
 
 
 def test_a_gpu_that_is_too_slow_is_a_finding_without_any_queue() -> None:
-    """What would do is narrower weights, tensor parallelism, another GPU."""
+    """What would do is narrower weights, tensor parallelism, another GPU, and last replicas."""
     found = broken(*SLOW)
     assert "goodput>=0.99 is broken by 9" in found["text"]
     assert "P99 TPOT is 1." in found["text"]
-    keys = {one["key"] for one in found["advice"]}
-    assert keys >= {"engine.quantization", "engine.tensor_parallel_size", "gpu.name"}
+    keys = [one["key"] for one in found["advice"]]
+    assert keys[:2] == ["engine.quantization", "engine.tensor_parallel_size"]
+    assert keys[2:] == ["gpu.name", "cluster.replicas"]
+
+
+def test_seats_that_do_not_carry_the_load_are_no_advice() -> None:
+    """Two seats have steps that are short enough, and a queue that grows: five are in use."""
+    keys = {one["key"] for one in broken(*SLOW, "goodput={tpot: 14}")["advice"]}
+    assert "engine.max_num_seqs" not in keys
+    assert run(load_scenario("demo", SLOW)).summary()["headway"]["mean_running"] > 5
 
 
 def test_what_one_request_alone_breaks_no_replica_keeps() -> None:
