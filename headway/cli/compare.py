@@ -84,6 +84,7 @@ def _write_runs(
     """Write every run, the table and the plot; print the table."""
     from headway.figures.compare import draw_compare, draw_many
     from headway.figures.style import COLORS, save
+    from headway.planning.knee import add_load
     from headway.planning.runs import encode_csv, metric_values
     from headway.report.comparison import compare_table
     from headway.report.metric_rows import part_values
@@ -93,6 +94,7 @@ def _write_runs(
 
     rows = []
     for alternative, result in zip(alternatives, results, strict=True):
+        add_load(result)
         write_run(result, folder / alternative.folder, options.format)
         summary = result.summary()
         rows.append({**_origin(alternative), **metric_values(summary), **part_values(summary)})

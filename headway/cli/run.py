@@ -196,6 +196,7 @@ def run(
     ] = None,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
+    from headway.planning.knee import add_load
     from headway.report.text import run_table
     from simulator.results.service_levels import service_levels
     from simulator.scenario.load import load_scenario
@@ -237,7 +238,7 @@ def run(
         result.warmup, result.cooldown = trim
         if result.interrupted:
             return print_interrupted_run(result)
-        _add_load(result)
+        add_load(result)
         if changed is not None:
             _add_sensitivity(result, changed, options.quiet)
         files = write_run(result, folder, options.format)
@@ -289,20 +290,6 @@ def _run_apart(workers: Workers, folder: Path, scenario: "Scenario", **options: 
 
     with workers.use():
         return run_partitions(scenario, folder, jobs=workers.jobs, **options)
-
-
-def _add_load(result: "Result") -> None:
-    """Put into a run's summary how near its load is to the capacity."""
-    from headway.planning.knee import find_knee
-    from simulator.results.service_levels import moved
-    from simulator.simulation.write import check_span
-
-    check_span(result)
-    if result.summary()["completed"] and (knee := find_knee(result)) is not None:
-        own = result.summary()["headway"]
-        own["load"] = knee.as_summary()
-        for one in own.get("slo") or ():
-            one.update(moved(one, knee.elasticity))
 
 
 def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: bool) -> None:

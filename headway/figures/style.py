@@ -74,6 +74,7 @@ WIDTH = 9.0  # inches: at a README's 830 pixels, letters of 11 points stay 14 pi
 DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTER_HEIGHT = 15  # of small letters, at 100 dots per inch
 LETTERS = 100  # that fit into the width
+LEGEND_LINE = 0.22  # inches
 GREY, FAINT, PALE = "0.35", "0.65", "0.85"
 SLO_LABEL: dict[str, Any] = {
     "color": GREY,
@@ -315,6 +316,8 @@ def name_below(
     columns = len(labels)
     while columns > 1 and sum(map(max, np.array_split(widths, columns))) > LETTERS:
         columns -= 1
+    lines = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(lines - 2, 0))
     place: Any = "outside lower center"
     figure.legend(handles, labels, loc=place, ncols=columns, title=title, frameon=False)
 

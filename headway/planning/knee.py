@@ -22,12 +22,14 @@ from headway.planning.theory import Replica, batch_sizes, most_requests
 from simulator.diagnosis.evidence import KV_BLOCKS, MAX_NUM_SEQS, Evidence
 from simulator.diagnosis.feasibility import Traffic
 from simulator.results.request_table import COMPLETED
+from simulator.results.service_levels import moved
 from simulator.results.steady_state import MIN_REQUESTS
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.static import Static
 from simulator.schedulers.trtllm import MAX_UTILIZATION
 from simulator.simulation.result import Result
+from simulator.simulation.write import check_span
 from simulator.workload.workload import Workload
 
 POINTS = 24  # numbers of decodes at which the rate is looked up
@@ -83,6 +85,16 @@ class _Load(NamedTuple):
             of_waits = sqrt(2 * (bound + 1)) + share / (1 - share)
             elasticity += waited() * max(of_waits - elasticity, 0.0)
         return Knee(most * self.replicas, share, elasticity)
+
+
+def add_load(result: Result) -> None:
+    """Put into a run's summary how near its load is to the capacity, and what levels do there."""
+    check_span(result)
+    if result.summary()["completed"] and (knee := find_knee(result)) is not None:
+        own = result.summary()["headway"]
+        own["load"] = knee.as_summary()
+        for one in own.get("slo") or ():
+            one.update(moved(one, knee.elasticity))
 
 
 def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:

@@ -77,13 +77,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         notes.append(f"no price is known of {', '.join(unpriced)}: GPUs are counted, not dollars")
     held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
-    text = [
-        *problem.of_pods,
-        problem.under,
-        "",
-        align(lines, heads=0),
-        "",
-    ]
+    text = [*problem.of_pods, problem.under, "", align(lines, heads=0), ""]
     words = [*_in_words(problem, best), *_by_need(problem, candidates)]
     return "\n".join([*text, *notes, *words])
 

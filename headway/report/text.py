@@ -90,14 +90,7 @@ def run_table(summary: Summary) -> str:
     if gauges.get("interrupted"):
         lines.append("Interrupted: the figures end there.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
-    if near_capacity(load := gauges.get("load")):
-        lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
-        lines.append(f"Load: {load_line(load, lost=lost)}")
-    elif load and gauges["gpu_busy_fraction"] >= BUSY:
-        lines.append(
-            f"Load: {load['share']:.0%} of capacity, though the GPU is busy for "
-            f"{gauges['gpu_busy_fraction']:.0%} of the time: fuller steps serve more."
-        )
+    lines += load_lines(gauges)
     lines += [
         f"On a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
         f"by {one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
@@ -185,6 +178,19 @@ def shares_line(shares: Mapping[str, float]) -> str:
 def near_capacity(load: Summary | None) -> bool:
     """Return whether a load is so near to the capacity that errors of step times are multiplied."""
     return load is not None and load["share"] >= NEAR
+
+
+def load_lines(gauges: Summary) -> list[str]:
+    """Warn of a load near the capacity, or say why the GPU is busy below it."""
+    if not (load := gauges.get("load")):
+        return []
+    if near_capacity(load):
+        lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
+        return [f"Load: {load_line(load, lost=lost)}"]
+    if (busy := gauges["gpu_busy_fraction"]) < BUSY:
+        return []
+    share = f"{load['share']:.0%} of capacity, though the GPU is busy for {busy:.0%} of the time"
+    return [f"Load: {share}: fuller steps serve more."]
 
 
 def load_line(load: Summary, *, lost: bool = False) -> str:

@@ -71,8 +71,8 @@ class Advisor:
             return f"cluster.groups.{self.group}.{block}.{name}"
         return f"{block}.{name}"
 
-    def raised(self, name: str, to: int, **also: int) -> Advice:
-        """Advise a greater number for a key of this group's engine, and what must go with it."""
+    def changed(self, name: str, to: int, **also: int) -> Advice:
+        """Advise another number for a key of this group's engine, and what must go with it."""
         keys = {self.key(key): value for key, value in also.items()}
         now = getattr(self.engine, name)
         return turn(self.key(name), now, to, keys)
@@ -162,7 +162,7 @@ class Advisor:
         if engine.follows_vllm and not engine.async_scheduling and not self.run.custom_admission:
             found.append(turn(self.key("async_scheduling"), False, True))
         if servers is not None and servers < engine.data_parallel_size:
-            found.append(self.raised("api_server_count", engine.data_parallel_size))
+            found.append(self.changed("api_server_count", engine.data_parallel_size))
         return found
 
     # ---------------------------------------------------------------- seats and tokens
@@ -276,8 +276,7 @@ class Advisor:
         mean, (arriving, whole) = self._mean_decodes()[0], self._spans
         wanted = mean / self._token_time(mean) if arriving > SPAN * whole else 0.0
         kept = [n for n, time in times.items() if 1e3 * time <= bound and n / time >= wanted]
-        key, now = self.key("max_num_seqs"), self.engine.max_num_seqs
-        return [turn(key, now, kept[-1])] if kept and kept[-1] < seats else []
+        return [self.changed("max_num_seqs", kept[-1])] if kept and kept[-1] < seats else []
 
     def replicas_within(self, now: int, bound: float) -> int:
         """Say how many replicas share the requests so that the time between tokens is in `bound`.
@@ -439,9 +438,8 @@ class Advisor:
             return []
         # None is the installed vLLM's, which caches.
         caches = chosen is None or chosen.traits.caches_prefixes
-        if not caches or self.engine.allocation != "paged":
-            return []
-        return [turn(self.key("enable_prefix_caching"), False, True)]
+        useful = caches and self.engine.allocation == "paged"
+        return [self.changed("enable_prefix_caching", True)] if useful else []
 
     def cure(self, cause: str) -> list[Advice]:
         """Say what to do about a cause of waiting, the best first; see `CAUSES`.

@@ -140,20 +140,20 @@ def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
     if alone > one.bound:
         yield from _faster(run, one.times)
         return
+    replicas, times = run.advisor.replicas(), one.times
     if one.latency in ("tpot", "itl"):
         yield from run.advisor.smaller_chunks() if one.latency == "itl" else ()
-        yield from _faster(run, one.times)
+        yield from _faster(run, times)
         yield from run.advisor.seats_within(FEWER * one.bound)
-        for more in run.advisor.replicas():
+        for more in replicas:
             enough = run.advisor.replicas_within(more.value, one.bound)
             yield turn(more.key, more.value, max(enough, more.to))
         return
     cause = max(CAUSES, key=run.wait_shares.__getitem__)
     waits = run.wait_shares[cause] >= WAITING
-    yield from run.advisor.cure(cause) if waits else run.advisor.replicas()
-    times = one.times
-    if waits and (more := run.advisor.replicas()):  # a queue takes no more than these at once
-        times = min(times, more[0].to / more[0].value)
+    yield from run.advisor.cure(cause) if waits else replicas
+    if waits and replicas:  # a queue takes no more than these at once
+        times = min(times, replicas[0].to / replicas[0].value)
     yield from _faster(run, times)
 
 

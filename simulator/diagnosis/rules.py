@@ -330,9 +330,9 @@ def adapters(run: AdvisedEvidence) -> Finding | None:
     advice = []
     if waited >= WAITING and slots < names:
         to = min(MOST * slots, names)
-        advice.append(run.advisor.raised("max_loras", to, max_cpu_loras=max(host, to)))
+        advice.append(run.advisor.changed("max_loras", to, max_cpu_loras=max(host, to)))
     if loaded >= WAITING and host < names:
-        advice.append(run.advisor.raised("max_cpu_loras", names))
+        advice.append(run.advisor.changed("max_cpu_loras", names))
     return Finding(
         max(waited, loaded) * (1 - run.misrouted),
         f"For {waited:.0%} of their time requests wait because others run with max_loras="

@@ -64,7 +64,9 @@ def test_a_run_near_its_capacity_says_so_in_numbers(write, tmp_path, capsys):
     assert f"Load: sits at {load['share']:.0%} of capacity" in told
     assert f"about {load['e2el_elasticity']:.1f} % for 1 % of step time" in told
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
-    assert "Load, of capacity (%)" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "Load, of capacity (%)" in page
+    assert f"Load: sits at {load['share']:.0%} of capacity" in page
     assert main(["run", str(write(BATCHED.replace("RATE", "4"))), "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "Load, of capacity (%):" in told

@@ -8,14 +8,7 @@ from pathlib import Path
 
 from headway.figures.data import Run, shown_until
 from headway.figures.fleet import has_fleet, has_imbalance
-from headway.figures.style import (
-    COLORS,
-    DARK_COLORS,
-    DARK_PHASES,
-    PHASES,
-    STATE_COLORS,
-    ink,
-)
+from headway.figures.style import COLORS, DARK_COLORS, DARK_PHASES, PHASES, STATE_COLORS, ink
 from headway.report.html import tables
 from headway.report.html.charts import charts
 from headway.report.text import costs_of

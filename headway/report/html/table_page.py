@@ -109,7 +109,8 @@ def _candidates(folder: Path, name: str) -> "pd.DataFrame":
 
 def answer_html(answer: str) -> str:
     """Show an answer: its first line as a headline, what is indented below a later one folded."""
-    parts = [part.split("\n") for part in re.split(r"\n(?! )", escape(answer))]
+    whole = re.sub(r"\n {4,}", " ", escape(answer))  # lines of a terminal's width
+    parts = [part.split("\n  ") for part in re.split(r"\n(?! )", whole)]
     texts: list[str] = []
     for head, *more in parts:
         lines = "<p class=lines>{}</p>".format("\n".join(more))
@@ -167,7 +168,8 @@ def _folded(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
 
 def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     """Make the table alone."""
-    head = "".join(f"<th>{escape(label)}</th>" for label, _ in columns.values())
+    words = {key: " class=word" * (rows[key].dtype.kind == "O") for key in columns}
+    head = "".join(f"<th{words[key]}>{escape(of[0])}</th>" for key, of in columns.items())
     lines = []
     for row in rows.head(MAX_ROWS).to_dict("records"):
         cells = []
@@ -178,7 +180,7 @@ def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
             plain = isinstance(value, int | float)
             scaled = value * scale if plain else value
             missing = value is None or (isinstance(value, float) and isnan(value))
-            order = "" if missing else f' data-sort="{scaled}"' if plain else ""
+            order = "" if missing else f' data-sort="{scaled}"' if plain else words[key]
             cells.append(f"<td{order}>{'' if missing else number(scaled)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return (

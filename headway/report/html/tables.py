@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.figures.data import Run
 from headway.report.metric_rows import BY_KEY, DOLLARS, metric_rows
-from headway.report.text import run_band, sensitivity_lines, slo_lines, step_errors
+from headway.report.text import load_lines, run_band, sensitivity_lines, slo_lines, step_errors
 from headway.report.winner import winner_lines
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
@@ -160,8 +160,10 @@ def service_levels(run: Run) -> str:
 
 
 def sensitivity(run: Run) -> str:
-    """Say how far latencies move with the step times; empty where that was not asked."""
-    return _two_columns(sensitivity_lines(run.summary["headway"]))
+    """Say how near the load is to the capacity, and how far latencies move with the step times."""
+    gauges = run.summary["headway"]
+    told = "".join(f"<p class=note>{escape(line)}</p>" for line in load_lines(gauges))
+    return _two_columns(sensitivity_lines(gauges)) + told
 
 
 def _two_columns(lines: Sequence[tuple[str, str]]) -> str:
