@@ -57,7 +57,6 @@ def compare(
         service_levels(alternative.scenario)  # what is wrong with them is told before the runs
     name = alternatives[0].scenario.name
     folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
-    trim = options.trim()
     if options.replications is not None or until_decided:
         return _compare_replications(alternatives, folder, all_, options, until_decided)
     results = []
@@ -66,7 +65,7 @@ def compare(
         named = ", ".join(map("=".join, alternative.varied.items())) or alternative.label
         with run_progress(label, options.quiet) as progress, warnings_of(named):
             result = run_point(alternative.scenario, stepwise=options.stepwise, progress=progress)
-        result.warmup, result.cooldown = trim
+        result.warmup, result.cooldown = options.warmup, options.cooldown
         if result.interrupted:
             return print_interrupted_run(result)
         results.append(result)
@@ -129,12 +128,16 @@ def _compare_replications(
     if "seed" in alternatives[0].varied:
         raise HeadwayError("--vary seed: replications draw their seeds themselves; vary other keys")
     scenarios = [alternative.scenario for alternative in alternatives]
-    warmup, cooldown = options.trim()
     looks = replications.LOOKS if until_decided else 1
     count = FIRST if options.replications is None else options.replications
     with runs_progress("runs", options.quiet) as progress:
         runs = replications.replicate_until_decided(
-            scenarios, count, looks, warmup=warmup, cooldown=cooldown, progress=progress
+            scenarios,
+            count,
+            looks,
+            warmup=options.warmup,
+            cooldown=options.cooldown,
+            progress=progress,
         )
     found = replications.differences(runs, looks)
     origins = [_origin(alternative) for alternative in alternatives]

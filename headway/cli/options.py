@@ -22,10 +22,22 @@ def silent(help: str, name: str | None = None) -> Parameter:
     return Parameter(name=name, negative="", show_default=False, help=help)
 
 
+def between(least: float, most: float = inf) -> Parameter:
+    """Bound an option's number; NaN is beyond all bounds."""
+    bound = f"{least:g} or more" if most == inf else f"{least:g} to {most:,}"
+
+    def check(_: object, value: float | None) -> None:
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"Must be {bound}.")
+
+    return Parameter(validator=check)
+
+
 ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
+Port = Annotated[int, Parameter(help="port to listen at; 0: one that is free"), between(0, 65535)]
 SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
 LaunchOption = Annotated[
     str | None,
@@ -133,19 +145,8 @@ class RunOptions:
         int | None,
         silent("runs with other arrivals, lengths and errors of the cost model; intervals"),
     ] = None
-    warmup: Annotated[float, silent("seconds after the first request to leave out")] = 0.0
-    cooldown: Annotated[float, silent("seconds before the last request to leave out")] = 0.0
-
-    def trim(self) -> tuple[float, float]:
-        """Check and return the seconds to leave out, at the beginning and at the end."""
-        given = {"--warmup": self.warmup, "--cooldown": self.cooldown}
-        if wrong := [
-            f"{option} {seconds:g}: must be seconds, 0 or more"
-            for option, seconds in given.items()
-            if not 0 <= seconds < inf
-        ]:
-            raise HeadwayError(wrong)
-        return self.warmup, self.cooldown
+    warmup: Annotated[float, silent("s after the first request to leave out"), between(0)] = 0.0
+    cooldown: Annotated[float, silent("s before the last request to leave out"), between(0)] = 0.0
 
 
 DEFAULT_RUN = RunOptions()

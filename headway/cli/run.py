@@ -209,7 +209,6 @@ def run(
     if tables_in is None:
         check_parts(folder)
     exports.check(folder)
-    trim = options.trim()
     at_least_one(jobs=workers.jobs)
     others = {**exports.files, "sensitivity": sensitivity}
     if no_tables:
@@ -235,7 +234,7 @@ def run(
             result = simulate(
                 loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
             )
-        result.warmup, result.cooldown = trim
+        result.warmup, result.cooldown = options.warmup, options.cooldown
         if result.interrupted:
             return print_interrupted_run(result)
         add_load(result)
@@ -353,19 +352,18 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     from simulator.simulation.write import write_scenario
     from simulator.util.files import write_together
 
-    warmup, cooldown = options.trim()
     _requests(scenario)
     with runs_progress("runs", options.quiet) as progress:
         runs = replications.replicate(
-            [scenario], count, warmup=warmup, cooldown=cooldown, progress=progress
+            [scenario], count, warmup=options.warmup, cooldown=options.cooldown, progress=progress
         )
     found = replications.estimates(runs[0])
     about = {
         "scenario": scenario.name,
         "seed": scenario.seed,
         "replications": count,
-        "warmup_s": warmup,
-        "cooldown_s": cooldown,
+        "warmup_s": options.warmup,
+        "cooldown_s": options.cooldown,
     }
     files = write_together(
         folder,

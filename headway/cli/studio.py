@@ -3,26 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from headway.cli.options import ScenarioOrName, SetKeys, silent
+from headway.cli.options import Port, ScenarioOrName, SetKeys, silent
 
 
 def studio(
     scenario: ScenarioOrName = Path("demo"),
     /,
     *,
-    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8765,
+    port: Port = 8765,
     open_: Annotated[bool, silent("open the page in a browser", "--open")] = False,
     set_: SetKeys = None,
 ) -> int:
     """Change a scenario on a local page, and see the results at once; until Ctrl-C."""
     from headway.studio.server import studio as serve
     from simulator.scenario.load import find_scenario
-    from simulator.util.errors import HeadwayError
 
-    if not 0 <= port < 65536:
-        raise HeadwayError(f"--port: {port} is not between 0 and 65535")
     find_scenario(scenario)
 
     def ready(address: str) -> None:

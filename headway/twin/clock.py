@@ -67,8 +67,6 @@ class RealTimeClock:
 
     def advance(self) -> None:
         """Bring the environment to this very moment: something comes from outside."""
-        while not self.catch_up():
-            pass
         env, now = self.env, self.now
         while env.peek() <= now:
             env.step()

@@ -15,6 +15,7 @@ from headway.cli.options import (
     ScenarioOrName,
     SetKeys,
     Settings,
+    between,
     print_json,
     silent,
     with_launch,
@@ -113,13 +114,11 @@ def tokenizer(
     folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
     /,
     *,
-    vocab_size: Annotated[int, Parameter(help="most tokens")] = 4000,
+    vocab_size: Annotated[int, Parameter(help="most tokens"), between(300, 100_000)] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
     from headway.twin.api.tokenizers import train
 
-    if not 300 <= vocab_size <= 100_000:
-        raise HeadwayError(f"--vocab-size: {vocab_size} is not between 300 and 100,000")
     count, files = train(folder, vocab_size)
     print(f"written to {folder}: {', '.join(files)}; {count:,} tokens")
     return 0
@@ -141,9 +140,13 @@ def replay(
     *,
     url: Annotated[str, Parameter(help="address of an OpenAI-compatible server")],
     model: Annotated[str | None, silent("model's name [default: the server's first]")] = None,
-    timeout: Annotated[float, Parameter(help="longest time of a request, s")] = 600.0,
+    timeout: Annotated[
+        float, Parameter(help="longest time of a request, s"), between(0.001, 1_000_000)
+    ] = 600.0,
     prompt_seed: Annotated[
-        int | None, silent("seed of the prompts [default: others each time]")
+        int | None,
+        silent("seed of the prompts [default: others each time]"),
+        between(0, 2**63 - 1),
     ] = None,
     out: Annotated[Path | None, silent("folder for the files [default: out/replay-NAME]")] = None,
     settings: Settings = DEFAULT_SETTINGS,
@@ -162,10 +165,6 @@ def replay(
     from simulator.simulation.write import check_folder
 
     _check_url(url)
-    if not 0 < timeout <= 1e6:
-        raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
-    if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
-        raise HeadwayError(f"--prompt-seed: {prompt_seed} is not between 0 and 2**63 - 1")
     engine, last = None, LAST_TOKEN
     if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
         from simulator.workload.traces import read_trace
@@ -219,7 +218,6 @@ def shadow(
     from simulator.scenario.load import load_scenario
 
     _check_url(url)
-    watched.check()
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     verdict = watch(
         loaded,

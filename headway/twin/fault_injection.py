@@ -131,9 +131,5 @@ class FailureRates:
         """Say in which of the FAILURES the next request fails; None: not at all."""
         if not self.rates:
             return None
-        drawn = self._random.random()
-        for name, rate in self.rates.items():
-            drawn -= rate
-            if drawn < 0:
-                return name
-        return None
+        names, rates = [*self.rates], [*self.rates.values()]
+        return self._random.choice([*names, None], p=[*rates, max(1 - sum(rates), 0)])  # type: ignore[arg-type,no-any-return]

@@ -5,7 +5,8 @@ The engine and the watches on its cores are one file: both change the streams.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from math import inf, nextafter
 from zlib import crc32
@@ -354,22 +355,15 @@ class LiveEngine:
 
     def _copy(self, core: EngineCore) -> Log:
         """Return a core's log as it stands, with ids from 0 on."""
-        log = core.log
-        copies = {
-            name: value[:]
-            for name in log.__dataclass_fields__
-            if isinstance(value := getattr(log, name), bytearray) or hasattr(value, "typecode")
-        }
-        copy = replace(log, **copies)
+        log = deepcopy(core.log)
         if self._first == 0:
-            return copy
-        return split_log(copy, range(self._first, self._serial), 0.0, {}, last=True)
+            return log
+        return split_log(log, range(self._first, self._serial), 0.0, {}, last=True)
 
 
 def replica_scenarios(scenario: Scenario) -> list[Scenario]:
     """Return each replica of a cluster as a scenario of its own, for a gateway that is not ours."""
-    cluster = scenario.cluster
-    if cluster is None:
+    if (cluster := scenario.cluster) is None:
         raise HeadwayError("--replica-ports: the scenario has no cluster")
     together = cluster.model_fields_set - {"router", "replicas", "groups"}
     if given := sorted(key for key in together if getattr(cluster, key) is not None):

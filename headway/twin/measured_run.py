@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from io import FileIO
 from itertools import count
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,10 @@ def write_measured(
     files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()
     if engine is not None:
         files["runs.csv"] = encode_csv([_run(found, workload, good, *engine)])
-    wrong: list[dict[str, object]] = []
-    for one in found.requests:
-        if one.error:
-            sent_s = f"{one.sent - start:.6f}" if one.sent == one.sent else ""
-            wrong.append({"sent_s": sent_s, "error": one.error})
+    wrong = [(one.sent - start, one.error) for one in found.requests if one.error]
     if wrong:
-        files["errors.csv"] = encode_csv(wrong)
+        rows = [{"sent_s": "" if isnan(s) else f"{s:.6f}", "error": error} for s, error in wrong]
+        files["errors.csv"] = encode_csv(rows)
     if found.gauges:
         names = ("time_s", *GAUGES)
         polls = [(f"{time - start:.6f}", *values) for time, *values in found.gauges]
@@ -99,9 +97,8 @@ class Draft:
         self.earlier = sorted(folder.glob("requests.draft-*.csv"))
         names = (folder / f"requests.draft-{number}.csv" for number in count(1))
         self.path = next(path for path in names if not path.exists())
-        self.file: FileIO | None = None
-        self.rows = b""  # not written yet
-        self.began = self.broken = False
+        self.failed: list[dict[str, object]] = []  # rows before the first answer
+        self.broken = False
 
     def __enter__(self) -> "Draft":
         """Begin; there is no file yet."""
@@ -111,29 +108,25 @@ class Draft:
         """Append a request that has ended."""
         if self.broken:
             return
-        text = encode_csv([_row(answer, self.workload, number, 0.0, failures=True)])
-        self.rows += text.split(b"\n", 1)[1] if self.began else text
-        self.began = True
+        row, began = _row(answer, self.workload, number, 0.0, failures=True), self.path.exists()
+        if answer.error and not began:
+            self.failed.append(row)
+            return
+        text = encode_csv([*self.failed, row])
+        self.failed.clear()
         try:
-            if self.file is None:
-                if answer.error:
-                    return
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.file = FileIO(self.path, "x")
-            self.file.write(self.rows)
-            self.rows = b""
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileIO(self.path, "a") as file:
+                file.write(text.split(b"\n", 1)[1] if began else text)
         except OSError as error:
             self.broken = True
             print(f"warning: {self.path}: {error.strerror}: has no later answers", file=sys.stderr)
 
     def __exit__(self, wrong: type[BaseException] | None, *_: object) -> None:
         """Remove the file where the final ones are there."""
-        if self.file is None:
-            return
-        self.file.close()
         if wrong is None:
             self.path.unlink(missing_ok=True)
-        else:
+        elif self.path.exists():
             print(f"{self.path}: the answers until then", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from cyclopts import Parameter
 
-from headway.cli.options import silent
+from headway.cli.options import Port, between, silent
 from simulator.util.errors import HeadwayError
 
 
@@ -16,8 +16,10 @@ class ServeOptions:
     """Addresses, speed, names, and what else is there beside the answers."""
 
     host: Annotated[str, Parameter(help="address to listen at")] = "127.0.0.1"
-    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8000
-    speed: Annotated[float, Parameter(help="simulated seconds per second of wall time")] = 1.0
+    port: Port = 8000
+    speed: Annotated[
+        float, Parameter(help="simulated seconds per second of wall time"), between(0.001, 1000)
+    ] = 1.0
     served_model_name: Annotated[
         str | None, silent("the model's name to clients [default: the scenario's]")
     ] = None
@@ -26,7 +28,9 @@ class ServeOptions:
         silent("a key that clients must give (repeated: any of them) [default: none]"),
     ] = None
     startup_delay: Annotated[
-        float, Parameter(help="simulated s until replicas are up; /health returns 503 before")
+        float,
+        Parameter(help="simulated s until replicas are up; /health returns 503 before"),
+        between(0, 1_000_000),
     ] = 0.0
     admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False
     kv_events_config: Annotated[
@@ -37,14 +41,7 @@ class ServeOptions:
     ] = "[]"
 
     def check(self) -> None:
-        """Raise HeadwayError for a number out of its range, or an empty name."""
-        for name, value, least, most in (
-            ("port", self.port, 0, 65535),
-            ("speed", self.speed, 0.001, 1000),
-            ("startup-delay", self.startup_delay, 0, 1_000_000),
-        ):
-            if not least <= value <= most:
-                raise HeadwayError(f"--{name}: {value} is not between {least:g} and {most:,}")
+        """Raise HeadwayError for an empty name."""
         if self.served_model_name is not None and not self.served_model_name.strip():
             raise HeadwayError("--served-model-name: is empty")
 
@@ -69,17 +66,17 @@ class ServeOptions:
 class Watched:
     """How a server is watched; s, and the relative difference that is none."""
 
-    duration: Annotated[float, silent("time to watch, s [default: until Ctrl-C]")] = inf
-    interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0
+    duration: Annotated[float, silent("time to watch, s [default: until Ctrl-C]"), between(0)] = inf
+    interval: Annotated[float, Parameter(help="time between two polls, s"), between(0.01)] = 1.0
     window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0
-    tolerance: Annotated[float, Parameter(help="largest relative difference that passes")] = 0.2
+    tolerance: Annotated[
+        float, Parameter(help="largest relative difference that passes"), between(0)
+    ] = 0.2
 
-    def check(self) -> None:
-        """Raise HeadwayError for a number that is too small."""
-        least = {"duration": 0, "interval": 0.01, "window": self.interval, "tolerance": 0}
-        for name, low in least.items():
-            if not (value := getattr(self, name)) >= low:
-                raise HeadwayError(f"--{name}: {value} is not {low:g} or more")
+    def __post_init__(self) -> None:
+        """Raise HeadwayError for a window without a poll."""
+        if not self.window >= self.interval:
+            raise HeadwayError(f"--window: {self.window} is not {self.interval:g} or more")
 
 
 DEFAULT_SERVE_OPTIONS, DEFAULT_WATCHED = ServeOptions(), Watched()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,8 +85,8 @@ def test_a_full_disk_costs_the_draft_and_no_answer(
     def full(_: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    file = SimpleNamespace(write=full, close=lambda: None)
-    monkeypatch.setattr(measured_run, "FileIO", lambda *_: file)
+    file = SimpleNamespace(write=full)
+    monkeypatch.setattr(measured_run, "FileIO", lambda *_: nullcontext(file))
     with Draft(tmp_path, LOAD) as draft:
         draft.add(0, GOOD)
         draft.add(1, GOOD)
