@@ -17,9 +17,11 @@ DEPLOYMENT = "headway.deploy.deployment"
 """What writes the files of `--deploy`: it stands on the simulator, which knows it by name."""
 
 
-def silent(help: str, name: str | None = None) -> Parameter:
+def silent(help: str, name: str | None = None, *, json_list: bool = False) -> Parameter:
     """Describe an option whose help names no default; of a flag there is no `--no-` form."""
-    return Parameter(name=name, negative="", show_default=False, help=help)
+    return Parameter(
+        name=name, negative="", show_default=False, help=help, json_list=json_list or None
+    )
 
 
 def between(least: float, most: float = inf) -> Parameter:
@@ -117,13 +119,20 @@ class Settings:
 DEFAULT_SETTINGS = Settings()
 
 
-def with_launch(command: str | None, overrides: Sequence[str]) -> list[str]:
-    """Return overrides after the launch command that goes before them, if there is one."""
+def with_launch(
+    command: str | None, overrides: Sequence[str], obeyed: tuple[str, ...] = ()
+) -> list[str]:
+    """Return overrides after the launch command that goes before them, if there is one.
+
+    Its options that are `obeyed` by the verb are not said to be without effect.
+    """
     if command is None:
         return [*overrides]
     from simulator.launch.keys import LaunchCommand
 
-    return [LaunchCommand(command), *overrides]
+    launch = LaunchCommand(command)
+    launch.obeyed = obeyed
+    return [launch, *overrides]
 
 
 def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:

@@ -25,6 +25,7 @@ class Asked:
     priority: int = 0
     segments: Segments | None = None
     hint: int | None = None  # predicted output tokens
+    answer: str = ""  # the id that its client sees
     arrival: float = 0.0  # simulated s
     cancel_after: float = nan  # s; NaN: its client has not hung up
 

@@ -20,7 +20,13 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
-from headway.twin.options import DEFAULT_SERVE_OPTIONS, DEFAULT_WATCHED, ServeOptions, Watched
+from headway.twin.options import (
+    DEFAULT_SERVE_OPTIONS,
+    DEFAULT_WATCHED,
+    OBEYED,
+    ServeOptions,
+    Watched,
+)
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -63,7 +69,9 @@ def serve(
     if command is not None:
         options = options.with_command(command)
     options.check()
-    loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
+    loaded = load_scenario(
+        scenario, with_launch(command, set_ or [], OBEYED), seed, own_code=own_code
+    )
     counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if (port := options.port) and port + len(served) > 65536:
@@ -84,7 +92,7 @@ def serve(
 
     def ready(server: "Server", address: str) -> None:
         at = "" if options.speed == 1 else f", {options.speed:g} times as fast as real time"
-        print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
+        print(f"{server.names[0]} at {address}/v1{at}; report: {address}/report", flush=True)
 
     listen(servers, ready)
     if out is not None and not any(server.engine.next_id for server in servers):

@@ -353,6 +353,10 @@ class LiveEngine:
         result.cluster = self.cluster
         return result
 
+    def answers(self) -> list[dict[str, object]]:
+        """Return the id of each request in `result`, and that of its answer."""
+        return [{"id": number, "answer": one.answer} for number, one in enumerate(self._asked)]
+
     def _copy(self, core: EngineCore) -> Log:
         """Return a core's log as it stands, with ids from 0 on."""
         log = deepcopy(core.log)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from time import time
 
 import numpy as np
@@ -30,12 +31,14 @@ class Histogram:
 
     def lines(self, label: str) -> list[str]:
         """Return the lines of the text format, without the head."""
-        found, total = [], 0
-        for bound, count in zip((*self.buckets, "+Inf"), self.counts, strict=True):
-            total += count
-            found.append(f'vllm:{self.name}_bucket{{{label},le="{bound}"}} {float(total)!r}')
-        found.append(f"vllm:{self.name}_sum{{{label}}} {self.sum!r}")
-        return [*found, f"vllm:{self.name}_count{{{label}}} {float(total)!r}"]
+        name, upto = f"vllm:{self.name}", [*accumulate(map(float, self.counts))]
+        rows = zip((*self.buckets, "+Inf"), upto, strict=True)
+        found = [f'{name}_bucket{{{label},le="{bound}"}} {count!r}' for bound, count in rows]
+        return [
+            *found,
+            f"{name}_sum{{{label}}} {self.sum!r}",
+            f"{name}_count{{{label}}} {upto[-1]!r}",
+        ]
 
 
 class _Counts:

@@ -158,14 +158,10 @@ def _run(
 
 def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
     """Tell what was measured by the keys of `vllm bench serve`'s result; times in ms."""
-    done = [
-        (one, int(size))
-        for one, size in zip(found.requests, workload.prompt_tokens, strict=True)
-        if not one.error
-    ]
-    good = [one for one, _ in done]
+    good = [one for one in found.requests if not one.error]
+    prompts = workload.prompt_tokens[[not one.error for one in found.requests]]
     span = max(one.end for one in good) - min(one.sent for one in good)
-    asked, tokens = sum(size for _, size in done), sum(one.tokens for one in good)
+    asked, tokens = int(prompts.sum()), sum(one.tokens for one in good)
     told: dict[str, Any] = {
         "backend": "openai",
         "model_id": found.model,

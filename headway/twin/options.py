@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from cyclopts import Parameter
 
 from headway.cli.options import Port, between, silent
 from simulator.util.errors import HeadwayError
+
+OBEYED = "--served-model-name", "--api-key"
+"""Options of a server's command that are `serve`'s, too."""
 
 
 @Parameter(name="*")
@@ -21,11 +24,12 @@ class ServeOptions:
         float, Parameter(help="simulated seconds per second of wall time"), between(0.001, 1000)
     ] = 1.0
     served_model_name: Annotated[
-        str | None, silent("the model's name to clients [default: the scenario's]")
+        list[str] | None,
+        silent("the model's name to clients (repeated: any of them) [default: the scenario's]"),
     ] = None
     api_key: Annotated[
         list[str] | None,
-        silent("a key that clients must give (repeated: any of them) [default: none]"),
+        silent("a key that clients must give (repeated: any) [default: VLLM_API_KEY, or none]"),
     ] = None
     startup_delay: Annotated[
         float,
@@ -37,13 +41,19 @@ class ServeOptions:
         str | None, silent("vLLM's JSON: publish prefix cache events over ZMQ [default: none]")
     ] = None
     allowed_origins: Annotated[
-        str, Parameter(help='JSON: sites whose pages may ask, as a browser names them; or ["*"]')
-    ] = "[]"
+        list[str] | None,
+        silent(
+            'JSON: sites whose pages may ask, as a browser names them; or ["*"]', json_list=True
+        ),
+    ] = None
 
     def check(self) -> None:
-        """Raise HeadwayError for an empty name."""
-        if self.served_model_name is not None and not self.served_model_name.strip():
+        """Raise HeadwayError for an empty name, and for what is no origin of pages."""
+        if not all(name.strip() for name in self.served_model_name or ()):
             raise HeadwayError("--served-model-name: is empty")
+        for one in self.allowed_origins or ():
+            if one != "*" and "://" not in one:
+                raise HeadwayError(f"--allowed-origins: {one[:60]}: is not like http://host:3000")
 
     def with_command(self, command: str) -> Self:
         """Take what clients see from a server's command, where no option says it."""
@@ -51,14 +61,11 @@ class ServeOptions:
         from simulator.launch.words import find_command
 
         said = {one.row.field: one.value for one in read_options(find_command(command))[1]}
-        names, keys = (
-            str(said.get(field) or "").split() for field in ("served_model_name", "api_key")
-        )
-        return replace(
-            self,
-            served_model_name=self.served_model_name or next(iter(names), None),
-            api_key=self.api_key or keys,
-        )
+        given: dict[str, Any] = {
+            field: getattr(self, field) or str(said.get(field) or "").split()
+            for field in ("served_model_name", "api_key")
+        }
+        return replace(self, **given)
 
 
 @Parameter(name="*")

@@ -6,6 +6,7 @@ It is long since each address is a method; what they answer is made in other fil
 import asyncio
 import gc
 import io
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -15,11 +16,12 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from headway.planning.runs import encode_csv
 from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
-from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody
+from headway.twin.api.bodies import DetokenizeBody, TokenizeBody
 from headway.twin.api.chat_template import own_template, read_template
-from headway.twin.api.cross_origin import allow, is_preflight, preflight, read_origins
+from headway.twin.api.cross_origin import allow, is_preflight, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
@@ -62,17 +64,19 @@ class Server:
         self.engine = LiveEngine(
             scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
         )
-        self.model = options.served_model_name or str(scenario.model)
-        self.origins = read_origins(options.allowed_origins)
+        self.names = options.served_model_name or [str(scenario.model)]
+        key = os.environ.get("VLLM_API_KEY")
+        self.keys = options.api_key or ([key] if key else [])
+        self.origins = frozenset(options.allowed_origins or ())
         self.version = scenario.engine.version or VERSION
-        self.metrics = LiveMetrics(self.engine, self.model)
+        self.metrics = LiveMetrics(self.engine, self.names[0])
         media = scenario.engine.multimodal_config
         encoders = [
             one for one in self.engine.cores[0].scheduler.features if isinstance(one, Images)
         ]
         largest = min((one.size for one in encoders), default=0)
         reader = Reader(
-            self.model,
+            self.names,
             counter,
             self.engine.spec.max_model_len,
             self.engine.spec.model.vocab_size,
@@ -101,7 +105,9 @@ class Server:
             Route("POST", "/v1/messages/count_tokens", api.count_tokens, CountTokensBody),
             Route("POST", "/tokenize", api.tokenize, TokenizeBody),
             Route("POST", "/detokenize", api.detokenize, DetokenizeBody),
-            _tells("/v1/models", lambda: {"object": "list", "data": [self._card()]}),
+            _tells(
+                "/v1/models", lambda: {"object": "list", "data": [*map(self._card, self.names)]}
+            ),
             Route("GET", "/v1/models/{model}", self._model),
             Route("GET", "/health", self._health),
             Route("GET", "/ping", self._health),
@@ -142,9 +148,9 @@ class Server:
     def _has_key(self, request: web.Request) -> bool:
         """Say whether a request has one of the keys, if there are any, as vLLM."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        keys, key = self.options.api_key or (), given.encode(errors="surrogateescape")
-        fits = [compare_digest(key, one.encode()) for one in keys]
-        return not keys or (scheme.lower() == "bearer" and any(fits))
+        key = given.encode(errors="surrogateescape")
+        fits = [compare_digest(key, one.encode()) for one in self.keys]
+        return not fits or (scheme.lower() == "bearer" and any(fits))
 
     async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
         allow(self.origins, request, response)
@@ -202,16 +208,15 @@ class Server:
         answer = range(offset + max(first - size, 0), offset + max(last - size, 0))
         return [*prompt[first:last], *(words[number % len(words)] for number in answer)]
 
-    def _card(self) -> Any:
+    def _card(self, name: str) -> Any:
         shape, now = SHAPES["model"], {"created": int(time.time())}
-        found = shape | now | {"id": self.model, "root": self.model}
+        found = shape | now | {"id": name, "root": str(self.scenario.model)}
         found["max_model_len"] = self.engine.spec.max_model_len
         return found | {"permission": [shape["permission"] | now]}
 
     async def _model(self, request: web.Request) -> web.Response:
-        if (name := request.match_info["model"]) != self.model:
-            raise BadRequestError.of("model", model=name, known=self.model)
-        return web.json_response(self._card())
+        self.api.reader.check_model(name := request.match_info["model"])
+        return web.json_response(self._card(name))
 
     async def _server_info(self, request: web.Request) -> web.Response:
         """Tell the engine's settings, as vLLM with VLLM_SERVER_DEV_MODE=1 does."""
@@ -261,6 +266,7 @@ class Server:
         more: dict[str, Writer] = {
             "served.jsonl": partial(write_timed_trace, result.workload, self.engine.block_size),
             "replay.yaml": lambda file: file.write(text),
+            "answers.csv": lambda file: file.write(encode_csv(self.engine.answers())),
         }
         return write_run(result, out, more=more)
 

@@ -46,6 +46,8 @@ DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 class LaunchCommand(str):
     """A command, or the file that has it, among a scenario's overrides."""
 
+    obeyed: tuple[str, ...] = ()  # options that the caller itself obeys
+
 
 class Launch(NamedTuple):
     """What a command says."""
@@ -71,12 +73,11 @@ class Launch(NamedTuple):
             self.supposed.clear()
         return engine
 
-    def lines(self) -> list[str]:
+    def lines(self, obeyed: tuple[str, ...] = ()) -> list[str]:
         """Say in a line each what is not simulated, what is supposed and what has no effect."""
         lines = [f"--command: {what}" for what in (*self.told, *self.supposed)]
-        if self.without_effect:
-            options = ", ".join(dict.fromkeys(self.without_effect))
-            lines.append(f"--command: without effect on time and decisions: {options}")
+        if options := [one for one in dict.fromkeys(self.without_effect) if one not in obeyed]:
+            lines.append(f"--command: without effect on time and decisions: {', '.join(options)}")
         return lines
 
 

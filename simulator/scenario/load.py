@@ -337,7 +337,7 @@ def _launch(
     cost = raw.get("cost")
     if isinstance(cost, dict) and cost.get("profile") in shipped_profiles():
         del raw["cost"]  # of this model and its GPUs
-    for line in launch.lines():
+    for line in launch.lines(command.obeyed):
         warnings.warn(line, HeadwayWarning, stacklevel=2)
     return launch
 

@@ -36,7 +36,7 @@ def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert rest.startswith("1 of 1 requests served; answers late by ")
-    assert names(out) == sorted([*FILES, "replay.yaml", "served.jsonl"])
+    assert names(out) == sorted([*FILES, "answers.csv", "replay.yaml", "served.jsonl"])
     assert json.loads((out / "summary.json").read_text())["completed"] == 1
 
 
@@ -59,7 +59,7 @@ def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
     assert rest.count("requests served") == 2
     for number in (0, 1):
         folder = tmp_path / f"replica-{number}"
-        assert names(folder) == sorted([*FILES, "replay.yaml", "served.jsonl"])
+        assert names(folder) == sorted([*FILES, "answers.csv", "replay.yaml", "served.jsonl"])
         assert json.loads((folder / "summary.json").read_text())["completed"] == number
 
 

@@ -25,7 +25,7 @@ from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from tests.support.commands import ROOT
-from tests.support.twins import named_events, served_by
+from tests.support.twins import events, named_events, served_by
 from tests.support.wire import described
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
@@ -355,3 +355,34 @@ def test_chats_that_vllm_refuses(more: dict[str, Any], told: str | None) -> None
             assert (await response.json())["error"]["message"].startswith(told)
 
     served_by(play)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_told_where_they_are_asked_for(stream: bool, tmp_path: Path) -> None:
+    """A completion has its prompt's in the choice, a chat beside the choices."""
+    train(tmp_path, 600)
+    counter = BpeTokens(tmp_path)
+
+    async def play(client: ClientSession, _: Server) -> None:
+        more = {"max_tokens": 5, "ignore_eos": True, "return_token_ids": True, "stream": stream}
+        body: dict[str, Any]
+        for path, body in (
+            ("completions", {"prompt": "def f"}),
+            ("chat/completions", {"messages": [{"role": "user", "content": "def f"}]}),
+        ):
+            response = await client.post(f"/v1/{path}", json=body | more)
+            assert "X-Headway-Ignored" not in response.headers
+            found = await events(response) if stream else [await response.json()]
+            choices = [one["choices"][0] for one in found]
+            placed = choices if path == "completions" else found
+            (prompt,) = [one["prompt_token_ids"] for one in placed if one.get("prompt_token_ids")]
+            assert prompt == counter.encode("def f")
+            texts = [
+                one.get("text") or one.get("delta", one.get("message", {})).get("content") or ""
+                for one in choices
+            ]
+            tokens = [token for one in choices for token in one.get("token_ids") or []]
+            assert len(tokens) == 5
+            assert counter.decode(tokens) == "".join(texts)
+
+    served_by(play, tokenizer=tmp_path)

@@ -14,16 +14,17 @@ from headway.twin.options import ServeOptions
 from headway.twin.server import Server
 from tests.support.twins import served_by, twin
 
+MODEL = "llama-3-8b"
 COMMAND = "vllm serve Qwen/Qwen3-8B --api-key sk-1 sk-2 --served-model-name foo bar"
 
 
 def test_a_command_brings_its_name_and_keys() -> None:
     taken = ServeOptions().with_command(COMMAND)
-    assert (taken.served_model_name, taken.api_key) == ("foo", ["sk-1", "sk-2"])
-    kept = ServeOptions(served_model_name="own", api_key=["k"]).with_command(COMMAND)
-    assert (kept.served_model_name, kept.api_key) == ("own", ["k"])
+    assert (taken.served_model_name, taken.api_key) == (["foo", "bar"], ["sk-1", "sk-2"])
+    kept = ServeOptions(served_model_name=["own"], api_key=["k"]).with_command(COMMAND)
+    assert (kept.served_model_name, kept.api_key) == (["own"], ["k"])
     bare = ServeOptions().with_command("vllm serve Qwen/Qwen3-8B")
-    assert (bare.served_model_name, bare.api_key or []) == (None, [])
+    assert (bare.served_model_name, bare.api_key) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,57 @@ def test_a_server_with_keys_wants_one_of_them(given: str | None, status: int) ->
         assert (await client.get("/health")).status == 200
 
     served_by(play, api_key=["sk-1", "sk-2"])
+
+
+def test_each_name_of_the_model_is_answered_to_and_the_first_is_told() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        listed = (await (await client.get("/v1/models")).json())["data"]
+        assert [(one["id"], one["root"]) for one in listed] == [("a", MODEL), ("b", MODEL)]
+        for name in ("a", "b", ""):
+            body = {"prompt": "one", "model": name}
+            answer = await (await client.post("/v1/completions", json=body)).json()
+            assert answer["model"] == "a"
+        assert (await client.get("/v1/models/b")).status == 200
+        response = await client.post("/v1/completions", json={"prompt": "one", "model": MODEL})
+        assert response.status == 404
+        assert "Valid aliases: a, b." in (await response.json())["error"]["message"]
+
+    served_by(play, served_model_name=["a", "b"])
+
+
+def test_a_key_may_come_from_vllms_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for key, status in (("sk-e", 200), ("sk-o", 401)):
+            head = {"Authorization": f"Bearer {key}"}
+            assert (await client.get("/v1/models", headers=head)).status == status
+
+    monkeypatch.setenv("VLLM_API_KEY", "sk-e")
+    served_by(play)
+    monkeypatch.setenv("VLLM_API_KEY", "sk-o")
+    served_by(play, api_key=["sk-e"])
+
+
+def test_a_served_run_has_the_ids_that_clients_see(tmp_path: Path) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        for name in ("mine", None):
+            head = {} if name is None else {"X-Request-Id": name}
+            body = {"prompt": "one", "n": 2}
+            answer = await client.post("/v1/completions", json=body, headers=head)
+            ids.extend([(await answer.json())["id"]] * 2)
+        server.write(tmp_path)
+
+    ids: list[str] = []
+    served_by(play)
+    assert ids[0] == "cmpl-mine"
+    lines = (tmp_path / "answers.csv").read_text().splitlines()
+    assert lines == ["id,answer", *(f"{number},{name}" for number, name in enumerate(ids))]
+
+
+def test_what_serve_obeys_of_a_command_is_not_said_to_be_without_effect() -> None:
+    with twin("demo", "--port", "0", "--command", COMMAND) as (_, process):
+        process.send_signal(signal.SIGINT)
+        _, warned = process.communicate(timeout=60)
+    assert "without effect" not in warned
 
 
 def test_a_folder_that_cannot_be_made_is_said_at_the_start(

@@ -60,7 +60,8 @@ class Answer:
         kind = self.kind + ".chunk" * (bool(wanted.asked.stream) and self.key == "delta")
         self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
         self.head |= {"created": int(time.time()), "model": model}
-        self._is_plain = wanted.logprobs is None and not wanted.continuous_usage
+        plain = wanted.logprobs is None and wanted.encode is None
+        self._is_plain = plain and not wanted.continuous_usage
         self._frames: dict[tuple[int, int], list[bytes]] = {}  # of a word, by choice and length
 
     def frame(self, choice: Choice) -> bytes:
@@ -98,7 +99,9 @@ class Answer:
         part |= {"logprobs": self._logprobs(choice, first, count), "finish_reason": reason}
         if reason is not None or self.key == "text":
             part["stop_reason"] = None if reason is None else choice.said.stop
-        chunk = self.head | {"choices": [part | self.shape["chunk"]]}
+        chunk = self.head | {
+            "choices": [part | self.shape["chunk"] | self.ids(choice, first, count)]
+        }
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], count)
         if reason is not None and not self.wanted.usage:
@@ -160,11 +163,25 @@ class Answer:
         for one in self.choices:
             found = {"index": one.index, **self.message(one), "stop_reason": one.said.stop}
             found["logprobs"] = self._logprobs(one, 0, one.generated)
-            choices.append(found | {"finish_reason": self.reason(one)} | self.shape["choice"])
+            found |= {"finish_reason": self.reason(one)} | self.shape["choice"]
+            choices.append(found | self.ids(one, 0, one.generated))
         usage = self._usage(self.choices) | {"completion_tokens_details": None}
         usage["prompt_tokens_details"] = SHAPES["prompt tokens"] | self._details()
         found = self.head | {"choices": choices, "usage": usage}
-        return compact(found | self.fingerprint | self.shape["answer"])
+        found |= self.fingerprint | self.shape["answer"]
+        return compact(found | (self.prompt_ids(one) if self.key == "delta" else {}))
+
+    def ids(self, choice: Choice, first: int, last: int) -> dict[str, Any]:
+        """Return the tokens of a piece, if they are asked for; with a prompt's where they begin."""
+        if (encode := self.wanted.encode) is None:
+            return {}
+        texts = choice.said.tokens(first, last)
+        found = {} if first or self.key == "delta" else self.prompt_ids(choice)
+        return found | {"token_ids": [token for text in texts for token in encode(text)]}
+
+    def prompt_ids(self, choice: Choice) -> dict[str, Any]:
+        """Return the tokens of a prompt, if they are asked for."""
+        return {"prompt_token_ids": [*choice.prompt.tokens]} if self.wanted.encode else {}
 
     def _usage(self, choices: Sequence[Choice], count: int | None = None) -> dict[str, Any]:
         """Count tokens, each prompt once."""
@@ -209,6 +226,7 @@ class ChatAnswer(Answer):
         """Return the chunk that says whose words follow."""
         part = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
         chunk = self.head | {"choices": [part | SHAPES["opening"]]} | SHAPES["opening chunk"]
+        chunk |= self.prompt_ids(choice)
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], 0)
         return b"data: " + compact(chunk) + b"\n\n"

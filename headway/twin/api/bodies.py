@@ -133,6 +133,7 @@ class Body(Sampling):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT64 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     stream_interval: int | None = None
+    return_token_ids: bool | None = None
 
     @property
     def stops(self) -> list[str]:

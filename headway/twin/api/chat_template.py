@@ -93,11 +93,9 @@ def own_template(folder: Path) -> ChatTemplate | None:
     config: Any = {}
     if config_path.is_file():
         try:
-            config = json.loads(_text(config_path, "--tokenizer"))
-        except ValueError as error:
+            config = {**json.loads(_text(config_path, "--tokenizer"))}
+        except (ValueError, TypeError) as error:
             raise HeadwayError(f"--tokenizer: {config_path}: {error}") from None
-    if not isinstance(config, dict):
-        raise HeadwayError(f"--tokenizer: {config_path}: is not an object")
     tokens = {
         name: token["content"] if isinstance(token, dict) else token
         for name, token in config.items()

@@ -2,22 +2,10 @@
 
 from collections.abc import Collection
 
-from pydantic import TypeAdapter, ValidationError
-
 from headway.twin.api.refusals import web
-from simulator.util.errors import HeadwayError
 
 METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 ASKS = "Access-Control-Request-Method"
-
-
-def read_origins(text: str) -> frozenset[str]:
-    """Read the JSON of `--allowed-origins`; raise HeadwayError where it is no list of texts."""
-    try:
-        return frozenset(TypeAdapter(list[str]).validate_json(text, strict=True))
-    except ValidationError:
-        why = f'must be a list like ["http://localhost:3000"], not {text[:60]}'
-        raise HeadwayError(f"--allowed-origins: {why}") from None
 
 
 def allow(origins: Collection[str], request: web.Request, response: web.StreamResponse) -> None:

@@ -133,14 +133,14 @@ class ApiServer:
         if count > MOST_ANSWERS:
             raise BadRequestError.of("answers", most=MOST_ANSWERS)
         choices = [self._choice(wanted, index) for index in range(count)]
-        answer = answers(wanted, self.reader.model, serial, choices)
+        answer = answers(wanted, self.reader.models[0], serial, choices)
         answer.fingerprint = {"system_fingerprint": self.fingerprint}
         if self._caches:
             answer.cached_block = self.engine.block_size
         self.open += 1
         try:
             answer.due = await self._pass_frontend(came, len(wanted.tokens))
-            if why := self.engine.refuses(self._asked(wanted, choices[0]), count):
+            if why := self.engine.refuses(self._asked(answer, choices[0]), count):
                 raise BadRequestError.of("queue", limit=why)
             found = await (self._stream if wanted.asked.stream else self._whole)(request, answer)
             if isinstance(answer, ResponseAnswer):
@@ -177,14 +177,15 @@ class ApiServer:
             if not over.done():
                 over.set_result(reason)
 
-        asked = self._asked(answer.wanted, choice)
+        asked = self._asked(answer, choice)
         return self.engine.submit(asked, on_tokens, end, answer.due), over
 
-    def _asked(self, wanted: Wanted, choice: Choice) -> Asked:
+    def _asked(self, answer: Answer, choice: Choice) -> Asked:
         """Return one of the answers to a request as the engine is asked for it."""
-        size = len(choice.prompt.tokens)
+        wanted, size = answer.wanted, len(choice.prompt.tokens)
         asked = Asked(size, choice.length, wanted.max_tokens, wanted.client)
         asked.priority, asked.hint = wanted.priority, wanted.hint
+        asked.answer = answer.head["id"]
         salt = wanted.asked.cache_salt or ""
         asked.segments = choice.prompt.segments(self.engine.block_size, salt)
         return asked

@@ -66,6 +66,7 @@ class Wanted:
         self.fixed, self.notes = _guided(asked)  # what the answer must be; what is not simulated
         self.notes += _ignored(asked, counter)
         self.logprobs = _logprobs(asked)  # the likeliest texts that are told of each token
+        self.encode = counter.encode if asked.return_token_ids else None
         self.usage = bool(options.include_usage)  # in a chunk of its own at the end
         self.continuous_usage = self.usage and bool(options.continuous_usage_stats)  # in each, too
         self.client = client_name(asked.user or more.get("client") or "")
@@ -87,7 +88,7 @@ class Wanted:
 class Reader:
     """Understands bodies for a model."""
 
-    model: str
+    models: Sequence[str]  # names of one
     counter: TokenCounter
     max_model_len: int
     vocab_size: int = MOST_TOKENS
@@ -95,8 +96,8 @@ class Reader:
 
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
-        if asked.model not in (None, "", self.model):
-            raise BadRequestError.of("model", model=asked.model, known=self.model)
+        if asked.model:
+            self.check_model(asked.model)
         limit = self._limit(asked)
         _check_options(asked)
         media: list[str] = []  # kinds of parts that count nothing
@@ -119,6 +120,11 @@ class Reader:
         wanted = Wanted(asked, prompts, limit, self.counter)
         wanted.notes += media
         return wanted
+
+    def check_model(self, name: str) -> None:
+        """Raise BadRequestError for the name of another model."""
+        if name not in self.models:
+            raise BadRequestError.of("model", model=name, known=", ".join(self.models))
 
     def _truncated(self, prompt: Prompt, asked: Body) -> Prompt:
         """Keep a part of a prompt: its last tokens, unless those of the other side are asked for.
@@ -240,10 +246,7 @@ def _check_options(asked: Body) -> None:
     by_schema, named = form and form.type == "json_schema", form and form.json_schema
     own = asked.structured_outputs
     constraints = {*own.model_dump(exclude_none=True)} if own else set()
-    templates = chat and (
-        chat.chat_template,
-        (chat.chat_template_kwargs or {}).get("chat_template"),
-    )
+    template = chat and {"chat_template": chat.chat_template, **(chat.chat_template_kwargs or {})}
     refuse(
         {
             "cache_salt": asked.cache_salt == "",
@@ -254,7 +257,7 @@ def _check_options(asked: Body) -> None:
             or (own and not constraints & StructuredOutputs.model_fields.keys()),
             "constraints": own and len({"json_schema", "regex", "choice"} & constraints) > 1,
             "choice": own and own.choice == [],
-            "chat template": templates and templates != (None, None),
+            "chat template": template and template["chat_template"] is not None,
             "both ends": chat
             and "add_generation_prompt" in chat.model_fields_set
             and (chat.add_generation_prompt and chat.continue_final_message),

@@ -4,6 +4,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class BpeTokens(TokenCounter):
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
             raise HeadwayError(f"--tokenizer: {path}: {error}") from None
-        self.words = [*self._single_words()]
+        self.words = [*islice(self._single_words(), WORDS)]
         text = "".join(self.words[:TRIAL])
         if not self.words or len(self.encode(text)) != min(TRIAL, len(self.words)):
             raise HeadwayError(f"--tokenizer: {path}: has no words that stay one token in a text")
@@ -83,16 +84,10 @@ class BpeTokens(TokenCounter):
 
     def _single_words(self) -> Iterator[str]:
         """Yield words of letters, behind a space, that are one token."""
-        found = 0
         for number in range(self._tokenizer.get_vocab_size()):
-            word = self.decode([number]).strip()
-            if len(word) > 1 and word.isascii() and word.isalpha():
-                spaced = f" {word}"
-                if self.encode(spaced) == [number]:
-                    yield spaced
-                    found += 1
-                    if found == WORDS:
-                        return
+            word = f" {self.decode([number]).strip()}"
+            if re.fullmatch(" [A-Za-z]{2,}", word) and self.encode(word) == [number]:
+                yield word
 
 
 def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
