@@ -163,12 +163,7 @@ def _fill_by_command(place: str, row: dict[Any, Any]) -> tuple[list[str], dict[s
         return [f"{place}: command: {one}" for one in told], {}
     drafts = launch.engine.pop("speculative_config", {})
     own_sizes = {**launch.pool, "num_speculative_tokens": drafts.get("num_speculative_tokens")}
-    said = {
-        **launch.engine,
-        **own_sizes,
-        "model": launch.model,
-        "engine_version": launch.engine.get("version"),
-    }
+    said = {**launch.engine, **own_sizes, "model": launch.model}
     own = {"name": "engine", "version": "engine_version"}
     wrong = []
     for key, value in said.items():

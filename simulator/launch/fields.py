@@ -92,13 +92,14 @@ def same_option(engine: str, name: str) -> str:
 
 def why_unknown(field: str) -> str:
     """Say why an engine's option is no key of a scenario, or which key it is; "": neither."""
-    for row in fields():
-        if row.field == field and row.options and row.effect in ("told", "refused"):
-            return f"is not simulated: {row.note}"
-        if row.field == field and row.options and row.effect.startswith("engine."):
-            note = f": {row.note}" if row.note else ""
-            return f"{NAMES[row.engine]}'s name of {row.effect.removeprefix('engine.')}{note}"
-    return ""
+    row = next((row for row in fields() if row.field == field and row.options), None)
+    if row is None:
+        return ""
+    if row.effect in NOWHERE:
+        what = "has no effect" if row.effect == "none" else "is not simulated"
+        return f"{what}: {row.note}"
+    note = f": {row.note}" if row.note else ""
+    return f"{NAMES[row.engine]}'s name of {row.effect.removeprefix('engine.')}{note}"
 
 
 def read_size(text: str) -> int:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
-from simulator.launch.fields import EngineField, fields, of_config, option_of, read_rows, read_since
+from simulator.launch.fields import fields, of_config, option_of, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
 from simulator.models.load import load_model
@@ -203,8 +203,11 @@ def _set(launch: Launch, key: str, value: object, option: Option) -> None:
     launch.words["engine", key] = option.text
 
 
-def _check_block(option: Option, config: str) -> dict[str, tuple[EngineField, Any]]:
-    """Return the rows and values of JSON; _UnsimulatedError for what is refused."""
+def _read_block(launch: Launch, option: Option, config: str) -> dict[str, Any]:
+    """Return the values of JSON by field, and tell or list what is not simulated of them.
+
+    _UnsimulatedError for what is refused.
+    """
     rows = of_config("vllm", config)
     if not isinstance(option.value, dict):
         raise _UnsimulatedError(f"must be a mapping, not {json.dumps(option.value)}")
@@ -216,18 +219,18 @@ def _check_block(option: Option, config: str) -> dict[str, tuple[EngineField, An
         default = json.loads(row.default) if row.default else None
         if row.effect == "refused" and value != default:
             raise _UnsimulatedError(f"{name}: is not simulated: {row.note}")
-        found[row.field] = (row, value)
+        if row.effect == "told" and value != default:
+            launch.told.append(f"{row.field} {json.dumps(value)} is not simulated: {row.note}")
+        elif row.effect == "none":
+            launch.without_effect.append(f"{option.text.split()[0].partition('.')[0]}.{row.field}")
+        found[row.field] = value
     return found
 
 
 def _compilation(launch: Launch, option: Option) -> None:
-    for row, value in _check_block(option, "CompilationConfig").values():
-        if row.field == "cudagraph_mode" and str(value).upper() in ("0", "NONE"):
-            _set(launch, "enforce_eager", True, option)
-        elif row.effect == "told":
-            launch.told.append(f"{row.field} {json.dumps(value)} is not simulated: {row.note}")
-        else:
-            launch.without_effect.append(f"{row.options or option.text.split()[0]} ({row.field})")
+    found = _read_block(launch, option, "CompilationConfig")
+    if str(found.get("cudagraph_mode", "")).upper() in ("0", "NONE"):
+        _set(launch, "enforce_eager", True, option)
 
 
 def _level(launch: Launch, option: Option) -> None:
@@ -240,19 +243,20 @@ def _level(launch: Launch, option: Option) -> None:
 
 def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
-    given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
+    given = _read_block(launch, option, "SpeculativeConfig")
     model = str(given.get("model") or "")
     method = draft_method_of(given)
     method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
     if method not in DRAFT_METHODS:
         raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
-    if given.get("num_speculative_tokens") is None:
+    drafts = given.get("num_speculative_tokens") or (1 if method == "mtp" else None)
+    if drafts is None:
         raise _UnsimulatedError("num_speculative_tokens: is missing")
     rates = given.get("synthetic_acceptance_rates") or given.get("synthetic_acceptance_rate")
     usual = "typical" if method in TYPICAL else ACCEPTANCE
     block = {
         "method": method,
-        "num_speculative_tokens": given["num_speculative_tokens"],
+        "num_speculative_tokens": drafts,
         "acceptance": usual if rates is None else rates,
     }
     block |= {name: given[name] for name in VLLM_DRAFTS if given.get(name)}
@@ -269,12 +273,16 @@ def _speculative(launch: Launch, option: Option) -> None:
 
 def _transfer(launch: Launch, option: Option) -> None:
     """Take vLLM's connector to the host's memory; others are groups of a cluster."""
-    value = option.value if isinstance(option.value, dict) else {}
-    extra = value.get("kv_connector_extra_config") or {}
-    if value.get("kv_connector") == "OffloadingConnector" and "cpu_bytes_to_use" in extra:
-        _offload(launch, option._replace(value=extra["cpu_bytes_to_use"] / 2**30))
-        return
-    _check_block(option, "KVTransferConfig")
+    match option.value:
+        case {
+            "kv_connector": "OffloadingConnector",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": int() | float() as size, **others},
+        }:
+            if others:
+                raise _UnsimulatedError(f"{', '.join(map(str, others))}: is not simulated")
+            _offload(launch, option._replace(value=size / 2**30))
+        case _:
+            _read_block(launch, option, "KVTransferConfig")
 
 
 def _offload(launch: Launch, option: Option) -> None:
@@ -386,6 +394,8 @@ OWN = {
     ("sglang", "chunked_prefill_size"): _chunk,
     ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),
     ("sglang", "disable_overlap_schedule"): _negated("async_scheduling"),
+    ("sglang", "ep_size"): _pool,
+    ("tensorrt-llm", "ep_size"): _pool,
     ("sglang", "hicache_size"): _pool,
     ("sglang", "hicache_ratio"): _pool,
     ("sglang", "enable_hierarchical_cache"): _pool,
@@ -401,16 +411,21 @@ def _finish(launch: Launch, command: Command) -> None:
     if engine.get("api_server_count") and engine.get("data_parallel_size", 1) == 1:
         del engine["api_server_count"]
         launch.without_effect.append("--api-server-count")
+    experts, gpus = launch.pool.pop("ep_size", 1), engine.get("tensor_parallel_size", 1)
+    if experts not in (1, gpus):
+        what = f"is not simulated: experts in {experts} parts on {gpus} GPUs"
+        raise HeadwayError(f"--command: {launch.words['engine', 'enable_expert_parallel']}: {what}")
+    if experts > 1:
+        engine["enable_expert_parallel"] = True
     if command.engine == "sglang":
         _finish_host(launch)
         _finish_drafts(launch)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
     if policy := command.environment.get(POLICY_VARIABLE):
-        try:
+        engine["scheduling_policy"] = policy
+        with suppress(ValueError):
             engine["scheduling_policy"] = json.loads(policy)
-        except ValueError:
-            engine["scheduling_policy"] = policy
 
 
 def _finish_host(launch: Launch) -> None:

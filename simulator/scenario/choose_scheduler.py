@@ -77,7 +77,7 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         others = f"in a group with kv_role {role} fcfs does, and {ORDERING}, fair"
         need("scheduling_policy", {}, f"{name} passes no KV caches on; {others}")
         for key, word in differing_keys(engine, REQUIRED["kv_role"]):
-            raise ScenarioError(f"engine.{key}", f"a group with kv_role {role} wants {word}")
+            raise ScenarioError(f"engine.{key}", f"a group with kv_role {role} needs {word}")
     if engine.pipeline_parallel_size > 1:
         whole = {"disable_hybrid_kv_cache_manager": True} if spec.keeps_window else {}
         lacks = f"{name} has one batch in flight; fcfs has more, and {ORDERING}, boost"
@@ -119,6 +119,9 @@ def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerB
     if drafts.is_tree:
         what = "is SGLang's: vLLM's drafts are a chain"
         raise ScenarioError("engine.speculative_config.speculative_eagle_topk", what)
+    if drafts.num_speculative_tokens_per_batch_size and engine.data_parallel_size > 1:
+        what = "vLLM 0.28 and later ignore it with data_parallel_size: leave it out"
+        raise ScenarioError(f"engine.speculative_config.{VLLM_DRAFTS[0]}", what)
     hashed = spec.rules.hashes_beyond and not drafts.disable_lookahead_block_hashes
     unhashed = drafts.reads_next and not hashed
     if spec.keeps_window and unhashed and engine.enable_prefix_caching:

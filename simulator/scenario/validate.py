@@ -13,19 +13,6 @@ from simulator.util.config import Config
 from simulator.util.errors import FieldError, Key, field_errors
 
 ROUNDS = 5  # of looking for errors that others hide
-PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
-UNSUPPORTED_KEYS = {
-    "max_num_partial_prefills": PARTIAL,
-    "max_long_partial_prefills": PARTIAL,
-    "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
-    "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
-    "use_v2_block_manager": "no longer in vLLM: there is one block manager",
-    "num_lookahead_slots": "no longer in vLLM: speculative_config.method decides",
-    "lora_modules": "any name but the model's that requests ask for is an adapter",
-    "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
-    "ec_transfer_config": "give cluster.ec_transfer, and each group an ec_role",
-}
-"""Keys that vLLM has or had under `engine`, and why they are not here."""
 
 _NAMES = """gpu engine goodput workload workload.trace plan cluster cluster.kv_transfer
 cluster.ec_transfer cluster.admission cluster.client cluster.failures cluster.autoscaling sweep
@@ -118,13 +105,11 @@ def _explained(key: Key, what: str) -> FieldError:
 def _unknown(key: Key) -> str:
     """Say why a key is unknown, or which one may be meant."""
     name, path = key[-1], key[:-1]
-    if name in UNSUPPORTED_KEYS:
-        return UNSUPPORTED_KEYS[name]
-    if path[-1:] == ("engine",) and (note := why_unknown(name)):
-        return note
     for home in SECTIONS:
         if name in known_keys(home):
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"
+    if path[-1:] == ("engine",) and (note := why_unknown(name)):
+        return note
     known = known_keys(path)
     from difflib import get_close_matches
 

@@ -16,6 +16,10 @@ from simulator.util.errors import HeadwayError
 from tests.support.model_configs import write_config
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
+OFFLOADING = (
+    f'{SERVE} --kv-transfer-config \'{{{{"kv_connector": "OffloadingConnector", '
+    '"kv_connector_extra_config": {{{}}}}}\''
+)
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -237,6 +241,9 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         (f"{SERVE} --max-model-len 1.5K", "has a decimal before K"),
         (f"{SERVE} --speculative-config '{{\"method\"'", "--speculative-config: must be JSON"),
         (f"{SERVE} --speculative-config '{{\"x\": 1}}'", "x: is no key of it"),
+        (f"{SERVE} --speculative-config.method eagle", "num_speculative_tokens: is missing"),
+        (OFFLOADING.format('"cpu_bytes_to_use": 8, "block_size": 4'), "block_size: is not simul"),
+        (OFFLOADING.format('"cpu_bytes_to_use": "8"'), "OffloadingConnector with cpu_bytes_to_"),
         (f"{SERVE} -dcp 2", "-dcp 2: is not simulated: a context that GPUs share"),
         (f"{SERVE} --block-size 17", "--block-size 17: vLLM has no attention backend for it"),
         (f"{SERVE} --swap-space 8", "has no such option: it went after"),

@@ -1,4 +1,4 @@
-"""Commands of SGLang that draft, and those that size the KV cache by the memory of a GPU."""
+"""Commands of SGLang that draft, and what sizes a KV cache by the memory of a GPU."""
 
 import pytest
 
@@ -83,3 +83,32 @@ def test_drafts_that_start_no_server_are_refused(command, what):
     (line,) = raised.value.messages
     assert line.startswith("--command: --speculative-algorithm: ")
     assert what in line
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("sglang serve --model m --tp 4 --ep 4", True),
+        ("sglang serve --model m --tp 4 --ep 1", None),
+        ("sglang serve --model m --tp 4 --enable-ep-moe", True),
+        ("trtllm-serve m --tp_size 8 --ep_size 8", True),
+    ],
+)
+def test_experts_in_as_many_parts_as_tensors(command, parts):
+    assert read_launch(command).engine.get("enable_expert_parallel") == parts
+
+
+def test_other_parts_of_experts_are_refused():
+    with pytest.raises(HeadwayError, match=r"--ep 2: is not simulated: experts in 2 parts on 4 G"):
+        read_launch("sglang serve --model m --ep 2 --tp 4")
+
+
+def test_options_of_older_releases_are_read():
+    """SGLang's of 0.4 and 0.5, as published; vLLM's of 0.9 where that is the release."""
+    lines = read_launch("sglang serve --model m --cuda-graph-max-bs 8 --stream-output").lines()
+    assert "--cuda-graph-max-bs 8 is not simulated: sizes of CUDA graphs" in lines[0]
+    assert lines[1].endswith("decisions: --stream-output")
+    old = "vllm serve m --enable-reasoning --num-scheduler-steps 1"
+    assert "--enable-reasoning" in read_launch(old, "0.9.2").lines()[0]
+    with pytest.raises(HeadwayError, match=r"--enable-reasoning: vLLM 0\.10\.0 has no such option"):
+        read_launch(old, "0.10.0")

@@ -63,6 +63,12 @@ def test_all_drafts_right_bring_four_tokens_a_step(run, overlap, caching, drafts
             "engine.speculative_config.disable_eagle_block_drop: is vLLM's, and sglang has none",
         ),
         (
+            f"speculative_config: {EAGLE}, num_speculative_tokens_per_batch_size: [[1, 4, 2]]}}, "
+            "data_parallel_size: 2",
+            "engine.speculative_config.num_speculative_tokens_per_batch_size: vLLM 0.28 and later "
+            "ignore it with data_parallel_size: leave it out",
+        ),
+        (
             "name: sglang, scheduling_policy: {policy: sglang, order: {policy: sjf}}, "
             f"speculative_config: {EAGLE}}}",
             "engine.speculative_config: needs an order of SGLang's own, not a policy of Headway's",
