@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.support.random_scenarios import draw_scenario
 CHECKS = int(os.environ.get("HEADWAY_CHECKS", "12"))
 KEPT = ("max_concurrency", "frontend", "client_latency")
 """Keys of a workload that say how its requests are sent, whatever they are."""
-TIMED = {"failures", "autoscaling"}
+ROUTED = ("prefix_hash", "session_hash", "session_affinity")
 BASE = {"model": "llama-3-8b", "gpu": {"name": "A100-80GB"}, "engine": {"name": "vllm"}, "seed": 3}
 LOAD = {"num_prompts": 60, "request_rate": 20.0, "input_len": 90, "output_len": 12}
 LORA = {"name": "vllm", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
@@ -52,8 +53,8 @@ def play(tmp_path, raw, form="csv"):
     write_run(run(load_scenario(raw)), out, form)
     path = out / f"requests.{form}"
     table = pd.read_csv(path) if form == "csv" else pd.read_parquet(path)
-    table["sent"] = table["arrival"] + table["client_queue_time"].fillna(0.0)
-    return path, table.sort_values("sent", kind="stable").reset_index(drop=True)
+    table["sent"] = (table["arrival"] + table["client_queue_time"].fillna(0.0)).round(7)
+    return path, table.sort_values(["sent", "id"]).reset_index(drop=True)
 
 
 def check_again(tmp_path, raw, form="csv"):
@@ -78,18 +79,80 @@ def check_again(tmp_path, raw, form="csv"):
     return first
 
 
+def draw(folder, seed):
+    """Return a scenario of any workload on any engine or cluster, in turn with more of a kind."""
+    rng, raw = Random(f"round trip {seed}"), draw_scenario(seed)
+    kept = {key: raw["engine"][key] for key in ("max_num_seqs", "max_num_batched_tokens")}
+    load, kind = raw["workload"], seed % 5
+    if kind == 0:
+        load["adapters"] = {"num_adapters": rng.randint(1, 6), "base": rng.choice([0.0, 0.3])}
+        raw = {**BASE, "engine": LORA | kept, "workload": load}
+    elif kind == 1:
+        groups = {"small": {"model": "llama-3-8b"}, "other": {"model": "llama-2-7b"}}
+        load["models"] = {"llama-3-8b": rng.randint(1, 3), "llama-2-7b": 1}
+        raw = {**BASE, "engine": {"name": "vllm"} | kept, "workload": load}
+        raw["cluster"] = {"groups": groups, "client": {"timeout": 2.0, "max_retries": 1}}
+    elif kind == 2:  # clients of a trace that hang up
+        path = folder / f"drawn{seed}.jsonl"
+        rows = [{"timestamp": rng.randint(0, 4000), "input_length": rng.randint(1, 150)}
+                | {"output_length": rng.randint(1, 60), "hash_ids": [rng.randint(0, 3)]}
+                | ({"cancel_after": rng.uniform(0.02, 0.5)} if rng.random() < 0.5 else {})
+                for _ in range(rng.choice([1, 30, 90]))]  # fmt: skip
+        path.write_text("\n".join(map(json.dumps, sorted(rows, key=lambda row: row["timestamp"]))))
+        sent = {key: load[key] for key in ("max_concurrency", "frontend") if key in load}
+        raw["workload"] = {"trace": {"path": str(path), "hash_block_size": 150}, **sent}
+    return raw
+
+
+FEATURES = {
+    "sessions": lambda raw: "sessions" in raw["workload"],
+    "prefixes": lambda raw: {"prefix_len", "prefix_groups"} & {*raw["workload"]},
+    "images": lambda raw: "multimodal" in raw["workload"],
+    "adapters": lambda raw: "adapters" in raw["workload"],
+    "several models": lambda raw: "models" in raw["workload"],
+    "cancels": lambda raw: "trace" in raw["workload"],
+    "retries": lambda raw: "max_retries" in raw.get("cluster", {}).get("client", {}),
+    "priorities": lambda raw: "priorities" in raw["workload"],
+    "closed loop": lambda raw: "max_concurrency" in raw["workload"],
+}
+
+
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
-@pytest.mark.parametrize("seed", range(CHECKS))
-def test_drawn_scenarios(tmp_path, seed):
-    """Any workload on any engine or cluster, with refusals, timeouts and retries."""
-    raw = draw_scenario(seed)
-    if TIMED & {*raw.get("cluster", {})}:
-        pytest.skip("what comes by the clock counts from a trace's first request")
+def test_what_is_drawn(tmp_path):
+    """Each feature, and most of the scenarios can be run."""
+    drawn = [draw(tmp_path, seed) for seed in range(60)]
+    played = [raw for raw in drawn if not says_less(raw) and loads(raw)]
+    assert len(played) >= 40
+    assert [name for name, has in FEATURES.items() if sum(map(bool, map(has, played))) < 2] == []
+
+
+def says_less(raw):
+    """Return whether a run's file does not carry something of it: reading says what."""
+    cluster = raw.get("cluster", {})
+    return bool({"failures", "autoscaling"} & {*cluster}) or cluster.get("router") in ROUTED
+
+
+def loads(raw):
+    """Return whether a scenario does not contradict itself."""
     try:
         load_scenario(raw)
     except HeadwayError:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+@pytest.mark.parametrize("seed", range(CHECKS))
+def test_drawn_scenarios(tmp_path, seed):
+    """With refusals, timeouts and retries; see `draw`."""
+    raw = draw(tmp_path, seed)
+    if not loads(raw):
         pytest.skip("contradicts itself")
-    check_again(tmp_path, raw)
+    if says_less(raw):
+        with pytest.warns(match="its run had (failures|autoscaling|router)"):
+            read_trace(play(tmp_path, raw)[0])
+    else:
+        check_again(tmp_path, raw)
 
 
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")

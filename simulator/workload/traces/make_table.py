@@ -128,9 +128,14 @@ def _part(columns: Columns, rows: Ints) -> Columns:
 def _send_with_answers(table: Table) -> None:
     """Put what a client sent when an answer came just before that answer.
 
-    A table of Headway's has nanoseconds: rounded up, such a request would miss the next step.
+    A table of Headway's has nanoseconds: rounded up, such a request would miss the next step, and
+    of two that were sent at once the second might come first.
     """
     assert table.measured is not None
+    order = np.argsort(table.time, kind="stable")
+    times = table.time[order]
+    apart = np.diff(times, prepend=-1.0) > ROUNDING
+    table.time[order] = times[apart][np.cumsum(apart) - 1]
     ends = np.sort(table.time + table.measured.e2el)  # NaN last
     near = ends[np.minimum(np.searchsorted(ends, table.time - ROUNDING), len(ends) - 1)]
     ties = np.abs(near - table.time) <= ROUNDING
