@@ -67,18 +67,23 @@ def read_prefixes(
         return None
     found: list[Segments | None] = [None] * len(prompts)
     last: dict[object, int] = {}
+
+    def answered(i: int) -> Segments:
+        return (*(found[i] or ()), (("out", i), outputs[i]))
+
     for i in _in_order(columns, len(prompts)):
         prompt = prompts[i]
         head: Segments = ()
         if owners is not None and tokens is not None:
             if owners[i] >= i:
                 raise ValueError(f"{owners[i]} is no request before it")
-            head = _begin(found, prompts, outputs, int(owners[i]), int(tokens[i]))
+            owner = int(owners[i])
+            head = () if owner < 0 else first_tokens(answered(owner), int(tokens[i]))
         elif groups is not None and tokens is not None and groups[i] != "":
             head = ((("prefix", groups[i]), min(int(tokens[i]), prompt)),)
         elif groups is not None and tokens is None:
             if groups[i] != "" and (before := last.get(groups[i])) is not None:
-                head = _begin(found, prompts, outputs, before, prompt)
+                head = first_tokens(answered(before), prompt)
             last[groups[i]] = i
         elif cached is not None:
             head = ((("cached",), min(int(cached[i]), prompt)),)
@@ -94,23 +99,14 @@ def _in_order(columns: Mapping[str, Any], size: int) -> Sequence[int]:
     return sorted(range(size), key=lambda i: (columns["arrival"][i], i))
 
 
-def _begin(
-    found: Sequence[Segments | None],
-    prompts: Sequence[int],
-    outputs: Sequence[int],
-    owner: int,
-    tokens: int,
-) -> Segments:
-    """Return the first tokens of an earlier request's prompt and answer."""
-    if owner < 0 or not tokens:
-        return ()
-    parts: Parts = []
-    whole = (*(found[owner] or ()), (("out", owner), outputs[owner]))
-    for name, count in whole:
+def first_tokens(parts: Segments, tokens: int) -> Segments:
+    """Return the runs that so many tokens begin with."""
+    found: Parts = []
+    for name, count in parts:
         if taken := min(count, tokens):
-            parts.append((name, taken))
+            found.append((name, taken))
         tokens -= taken
-    return tuple(parts)
+    return tuple(found)
 
 
 def _completed(head: Segments, media: str, prompt: int, i: int) -> Segments:

@@ -346,6 +346,9 @@ def test_a_column_that_says_no_hides_none_that_says_yes(put):
         ("tool_wait_s", "0|3", "wait for tools or their users"),
         ("think_time", "0|3.5", "wait for tools or their users"),
         ("Latency (ms)", "900|900", ""),
+        ("state", "DONE|FAILED", "1 request left out"),
+        ("was_retried", "false|true", "were tried again"),
+        ("span_kind", "LLM|CHAIN", "no calls to generate text"),
     ],
 )
 def test_columns_of_tools_in_use(put, column, cells, said):
@@ -386,3 +389,23 @@ def test_images_over_the_limit_of_every_prompt(tmp_path, capsys, option):
     said = "requests with more than the 1 of image that limit_mm_per_prompt allows (up to 3): 8"
     assert f"{said}: the engine rejects them" in err
     assert option or f"all 8 requests were rejected: {said}\n" in err
+
+
+def test_media_in_a_list_and_spans_of_their_own_lines(put):
+    rows = [{"arrival": k, "input_tokens": 9, "output_tokens": 5, "asset_ids": []} for k in (0, 1)]
+    rows[1]["asset_ids"] = ["a"]
+    _, said = told(put("\n".join(map(json.dumps, rows))))
+    assert said == [
+        "asset_ids: requests that have media without sizes, whose encoder is not simulated: 1"
+    ]
+    span = {"traceId": "t", "spanId": "a", "startTimeUnixNano": "1772366400000000000"}
+    usage = {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 5}
+    assert len(told(put(json.dumps(span | {"attributes": usage})))[0]) == 1
+
+
+def test_a_value_before_a_bracket(put):
+    """As SGLang's log ends what was asked for."""
+    line = "[2026-03-01 12:00:0{}] Finish: obj=GenerateReqInput(rid='r', lora_path=None, "
+    line += "priority=None), out={{'meta_info': {{'prompt_tokens': 9, 'completion_tokens': 5}}}}\n"
+    work, _ = told(put(line.format(0) + line.format(1)))
+    assert (work.prompt_tokens.tolist(), work.model) == ([9, 9], None)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.fields import Sources, used_as
+from simulator.workload.traces.fields import PATTERNS, Sources, used_as
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints, rows_of
 
@@ -130,7 +130,8 @@ class Format:
     def detect(self, head: Head) -> bool:
         """Return whether a file that begins so is in this format."""
         if isinstance(self.known_by, str):
-            return bool(reader(self.known_by)(head))
+            pattern = PATTERNS.get(self.known_by)
+            return bool(pattern.search(head.line) if pattern else reader(self.known_by)(head))
         is_csv = not self.requests and self.read_by == TABLE
         names = {*(head.columns if is_csv else head.first)}
         return any(names.issuperset(one.split(", ")) for one in self.known_by)

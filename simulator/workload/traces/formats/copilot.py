@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from simulator.core.request import Segments
+from simulator.workload.prefixes import first_tokens
 from simulator.workload.traces.documents import flat, objects_of
 from simulator.workload.traces.format import Format, Table
 from simulator.workload.traces.formats.agents import NO_ANSWER, Call, Recording
@@ -47,11 +48,7 @@ def _share(calls: list[Call]) -> None:
     before: dict[Hashable, Segments] = {}
     for call in calls:
         left = min(call.cached, call.prompt)
-        parts = []
-        for name, count in before.get(call.session) or ((("cached",), left),):
-            if taken := min(count, left):
-                parts.append((name, taken))
-            left -= taken
+        parts = first_tokens(before.get(call.session) or ((("cached",), left),), left)
         if own := call.prompt - sum(count for _, count in parts):
-            parts.append((("own", call.row), own))
-        call.segments = before[call.session] = tuple(parts)
+            parts = (*parts, (("own", call.row), own))
+        call.segments = before[call.session] = parts

@@ -179,7 +179,9 @@ def is_span(head: Head) -> bool:
     page = first.get("data")
     if isinstance(page, list) and page and isinstance(page[0], dict):
         first = page[0]
-    if "resourceSpans" in first or {"traceId", "startTime"} <= first.keys():
+    if "resourceSpans" in first or (
+        "traceId" in first and {"startTime", "startTimeUnixNano"} & first.keys()
+    ):
         return True
     return "context" in first and "attributes" in first
 
@@ -198,7 +200,8 @@ def read_access_log(path: Path, form: Format) -> Table:
     names: dict[str, None] = {}
     for number, line in lines(path):
         date = DATE.search(line)
-        pairs = {name: value.strip("\"'") for name, value in PAIR.findall(DATE.sub("", line))}
+        told = PAIR.findall(DATE.sub("", line))
+        pairs = {name: value.strip("\"'") for name, value in told if value != "None"}
         if "'finish_reason': {" in line:  # SGLang's: {'type': 'stop', ..}
             pairs["finish_reason"] = pairs.pop("type", "")
         if {"prompt", "output"} <= find_fields(pairs).keys():
@@ -235,8 +238,3 @@ def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problem
     except (ValueError, OverflowError):
         problems.add(number, "date", f"{date!r}, or request_time, cannot be read")
         return None
-
-
-def has_date(head: Head) -> bool:
-    """Return whether a log's line begins the file."""
-    return bool(DATE.search(head.line))

@@ -7,7 +7,7 @@ from typing import Any
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import lines
 from simulator.workload.traces.fields import PATTERNS, parse_date
-from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import NO_REQUESTS
 from simulator.workload.traces.json_lines import HashBlocks
 from simulator.workload.traces.records import Records
@@ -16,11 +16,6 @@ BLOCK = 16  # tokens of a prompt that have a name together
 YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
 NOT_LOGGED = """not logged, as from 0.11 on without VLLM_LOGGING_LEVEL=DEBUG: take that log, \
 spans (--otlp-traces-endpoint) or a proxy's log"""
-
-
-def is_vllm(head: Head) -> bool:
-    """Return whether a file begins with a line of vLLM's logger."""
-    return bool(PATTERNS["vLLM's stamp"].search(head.line))
 
 
 @dataclass(slots=True)
