@@ -1,0 +1,114 @@
+"""What exports of tools in use say of a load in columns of their own, and what runs lack."""
+
+import json
+import warnings
+
+import pytest
+
+from headway.cli.main import main
+from simulator.scenario.load import load_scenario
+from tests.workload.test_ledger import HEAD, told
+from tests.workload.test_what_is_left_out import AGAIN, langfuse
+
+
+@pytest.mark.parametrize(("whole", "differs"), [(140, False), (100, True)])
+def test_an_enclosing_span_is_added_up_again(put, whole, differs):
+    """A call that nobody traced is in its parent's tokens alone."""
+    parent = {"usageDetails": {"input": whole, "output": 80}}
+    child = {"usageDetails": {"input": 70, "output": 40}, "parentObservationId": "o0"}
+    work, said = langfuse(put, parent, child, child)
+    assert len(work) == 2
+    assert any("not the sum of what they enclose" in one for one in said) == differs
+
+
+def test_more_was_cached_than_prompts_share(put):
+    """Two prompts of 100 begin with 16 alike, and 80 of each were cached."""
+    text = f"{HEAD},prefix_id,prefix_tokens,cached_tokens\n0,100,5,a,16,0\n1,100,5,a,16,80\n"
+    _, said = told(put(text))
+    assert any("cache had when it was recorded: 64;" in one for one in said)
+    assert not told(put(text.replace("80", "16")))[1]
+
+
+def test_a_column_that_says_no_hides_none_that_says_yes(put):
+    head = "start_time,input_tokens,output_tokens"
+    rows = "0,9,5,false,\n1,9,5,false,hang up\n2,9,5,true,\n"
+    work, said = told(put(f"{head},is_error,error_type\n{rows}"))
+    assert (len(work), said[0].partition(":")[0]) == (1, "2 requests left out")
+    rows = "0,9,5,false,false\n1,9,5,false,true\n"
+    work, said = told(put(f"{head},cache_hit,semantic_cache_hit\n{rows}"))
+    assert (len(work), said) == (
+        1,
+        ["cache_hit: requests left out: 1, answered by a proxy's cache"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "said"),
+    [
+        ("response_flags", "-|DC", "1 request left out"),
+        ("tool_wait_s", "0|3", "wait for tools or their users"),
+        ("think_time", "0|3.5", "wait for tools or their users"),
+        ("Latency (ms)", "900|900", ""),
+        ("state", "DONE|FAILED", "1 request left out"),
+        ("was_retried", "false|true", "were tried again"),
+        ("span_kind", "LLM|CHAIN", "no calls to generate text"),
+    ],
+)
+def test_columns_of_tools_in_use(put, column, cells, said):
+    first, last = cells.split("|")
+    _, found = told(put(f"{HEAD},{column}\n0,9,5,{first}\n1,9,5,{last}\n"))
+    assert said in found[0] if said else not found
+
+
+def test_streams_of_guidellm_are_a_closed_loop(put):
+    request = {"prompt_tokens": 9, "output_tokens": 5, "request_start_time": 1.0}
+    bench = {"requests": {"successful": [request, request]}}
+    args = {"args": {"strategy": {"type_": "concurrent", "streams": 8}}}
+    _, said = told(put(json.dumps({"benchmarks": [bench | args]})))
+    assert said == [f"requests recorded under 8 streams, {AGAIN}: 2"]
+
+
+def test_names_of_models_none_of_which_is_the_engines(put):
+    """As where --served-model-name is free: one of them may be no adapter."""
+    path = put(f"{HEAD},model\n0,9,5,ours\n1,9,5,sql\n2,9,5,sql\n")
+    load = {"trace": {"path": str(path)}}
+    raw = {"model": "llama-3-8b", "engine": {"enable_lora": True}, "workload": load}
+    with pytest.warns(match=r"no request asks for llama-3-8b: .*: sql \(2\), ours \(1\); if one"):
+        load_scenario(raw).make_workload()
+    path.write_text(f"{HEAD},model\n0,9,5,base\n1,9,5,sql\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_scenario(raw).make_workload().model == ["", "sql"]
+
+
+@pytest.mark.parametrize("option", [[], ["--no-tables"]])
+def test_images_over_the_limit_of_every_prompt(tmp_path, capsys, option):
+    load = {"num_prompts": 8, "input_len": 9, "multimodal": {"image": {"items": 3}}}
+    engine = {"multimodal_config": {"limit_mm_per_prompt": {"image": 1}}}
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps({"model": "qwen2.5-vl-7b", "workload": load, "engine": engine}))
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), *option]) == 1
+    err = capsys.readouterr().err
+    said = "requests with more than the 1 of image that limit_mm_per_prompt allows (up to 3): 8"
+    assert f"{said}: the engine rejects them" in err
+    assert option or f"all 8 requests were rejected: {said}\n" in err
+
+
+def test_media_in_a_list_and_spans_of_their_own_lines(put):
+    rows = [{"arrival": k, "input_tokens": 9, "output_tokens": 5, "asset_ids": []} for k in (0, 1)]
+    rows[1]["asset_ids"] = ["a"]
+    _, said = told(put("\n".join(map(json.dumps, rows))))
+    assert said == [
+        "asset_ids: requests that have media without sizes, whose encoder is not simulated: 1"
+    ]
+    span = {"traceId": "t", "spanId": "a", "startTimeUnixNano": "1772366400000000000"}
+    usage = {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 5}
+    assert len(told(put(json.dumps(span | {"attributes": usage})))[0]) == 1
+
+
+def test_a_value_before_a_bracket(put):
+    """As SGLang's log ends what was asked for."""
+    line = "[2026-03-01 12:00:0{}] Finish: obj=GenerateReqInput(rid='r', lora_path=None, "
+    line += "priority=None), out={{'meta_info': {{'prompt_tokens': 9, 'completion_tokens': 5}}}}\n"
+    work, _ = told(put(line.format(0) + line.format(1)))
+    assert (work.prompt_tokens.tolist(), work.model) == ([9, 9], None)
