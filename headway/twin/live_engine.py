@@ -25,7 +25,6 @@ from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
 from simulator.scenario.assemble_fleet import make_fleet
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
@@ -73,8 +72,8 @@ class LiveEngine:
         faults: bool = False,
         startup_delay: float = 0.0,
     ) -> None:
-        if scenario.cluster is None and (faults or startup_delay):
-            scenario = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
+        alone = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
+        served = alone if scenario.cluster is None else scenario
         if scenario.engine.pipeline_parallel_size > 1:
             raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
         self.scenario = scenario
@@ -86,16 +85,7 @@ class LiveEngine:
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
-        self.is_open: Callable[[], bool] = lambda: True
-        """Whether there is a replica that takes requests."""
-        if scenario.cluster is None:
-            replica = Replica(env, make_scheduler(self.spec, True), self.spec.cost, leap=False)
-            replica.on_finish = self.finished
-            self._submit: Callable[[Request], None] = replica.submit
-            self._cancel: Callable[[Request], None] = replica.cancel
-            self.cores: list[EngineCore] = [replica]
-        else:
-            self._build_fleet(faults, startup_delay)
+        self._build_fleet(served, faults, startup_delay)
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] = _ignore
@@ -115,29 +105,31 @@ class LiveEngine:
         Who has come during the step waits in front of the scheduler, and does not count as yet.
         """
         self._watches = {core: _Watch(self, core) for core in self.cores}
-        if scenario.cluster is None:
-            self._submit = self.cores[0].submit  # the one that is watched
 
-    def _build_fleet(self, faults: bool, startup_delay: float) -> None:
+    def _build_fleet(self, scenario: Scenario, faults: bool, startup_delay: float) -> None:
         from simulator.simulation.cluster import add_replicas, connect_client
 
-        if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
+        if scenario.cluster is not None and scenario.cluster.kv_transfer is not None:
             raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
-        fleet = make_fleet(self.env, self.scenario.fleet, self.specs, self._sessions)
-        self.cluster, life = add_replicas(
-            *(fleet, self.scenario, self.specs, True), leap=False, startup_delay=startup_delay
+        specs = resolve_groups(scenario)
+        fleet = make_fleet(self.env, scenario.fleet, specs, self._sessions)
+        record, life = add_replicas(
+            *(fleet, scenario, specs, True), leap=False, startup_delay=startup_delay
         )
 
         def connect(
             submit: Callable[[Request], None], cancel: Callable[[Request], None]
         ) -> "LiveEngine":
-            self._submit, self._cancel = submit, cancel
+            self._submit: Callable[[Request], None] = submit
+            self._cancel: Callable[[Request], None] = cancel
             return self
 
-        connect_client(fleet, self.scenario, self.cluster, life, connect)  # type: ignore[type-var]
+        connect_client(fleet, scenario, record, life, connect)  # type: ignore[type-var]
         life.done = lambda: False
-        self.is_open = lambda: bool(fleet.open)
-        self.cores = fleet.cores
+        self.cluster = record if self.scenario.cluster is not None else None
+        self.is_open: Callable[[], bool] = lambda: bool(fleet.open)
+        """Whether there is a replica that takes requests."""
+        self.cores: list[EngineCore] = fleet.cores
         if faults:
             self.faults = FaultInjector(fleet, life)
 
@@ -206,7 +198,8 @@ class LiveEngine:
         core = self.cores[0]
         why = "" if core.door is None else core.door.refuses(self.env.now, count)
         if why:
-            core.record(self._take_in(asked), REJECTED)
+            kept_out = Stream(self._take_in(asked), self.env.now, _ignore, _ignore, core)
+            self._record_left(kept_out, REJECTED)
             self._prune()
         return why
 
@@ -284,7 +277,7 @@ class LiveEngine:
             stream.core = core
             self._watches[core].here[stream.request.id] = stream
 
-    def _record_left(self, stream: Stream) -> None:
+    def _record_left(self, stream: Stream, reason: int = UNFINISHED) -> None:
         """Write down what a client had received when it hung up, as /metrics counts it."""
         request = stream.request
         if stream.core is not None:  # else none has seen it
@@ -296,7 +289,7 @@ class LiveEngine:
                 request.preemptions,
                 request.cached,
                 stream.told,
-                UNFINISHED,
+                reason,
             )
 
     def _forget(self, request: Request) -> None:

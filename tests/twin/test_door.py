@@ -53,7 +53,7 @@ def test_who_comes_beyond_a_limit_gets_503_and_is_counted(
         assert (report["num_prompts"], report["headway"]["rejected"]) == (13, 12 - served)
         server.write(tmp_path)
 
-    served_by(play, f"engine.{limit}={most}", speed=1)
+    served_by(play, f"engine.{limit}={most}", speed=1, admin=stream)
     with (tmp_path / "requests.csv").open() as file:
         reasons = Counter(row["finish_reason"] for row in csv.DictReader(file))
     assert reasons == {"length": served + 1, "rejected": 12 - served}
