@@ -4,7 +4,6 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,9 @@ from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 if TYPE_CHECKING:
     from simulator.models.kv_budget import MemoryBudget
 
-LENGTHS = ("max_model_len", "max_num_batched_tokens")
+LENGTHS = ("engine.max_model_len", "engine.max_num_batched_tokens")
+NAMES = {"model": "model", "gpu": "gpu.name", "engine": "engine.name"}
+TEXTS = ("gpu.name", "engine.name", "engine.version")  # 4090 is a name, too, and 0.10 no number
 HYBRID = {"disable_hybrid_kv_cache_manager": "hybrid"}
 """What a key is called among an engine's sizes, where it is another name."""
 MOST_GIB = 1024  # of a GPU
@@ -50,6 +51,7 @@ def memory(
     enable_lora: Annotated[bool | None, flag("slots for adapters")] = None,
     enable_expert_parallel: Annotated[bool | None, flag("whole experts on each GPU")] = None,
     enable_prefix_caching: Annotated[bool | None, flag("prefix cache")] = None,
+    language_model_only: Annotated[bool, silent("for text alone")] = False,
     set_: SetKeys = None,
     json_: Json = False,
     command: LaunchOption = None,
@@ -65,7 +67,7 @@ def memory(
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
-    from simulator.launch.fields import read_rows
+    from simulator.models.vision import TEXT_ALONE
 
     refuse_own_code(no_own_code)
     flags = {
@@ -79,22 +81,12 @@ def memory(
         raise HeadwayError(f"{scenario}: {told} takes no value; its opposite has --no- before it")
     keys |= {name: str(flag).lower() for name, flag in flags.items() if flag is not None}
     if scenario is None and (gpu is None or model is command is None):
-        raise HeadwayError(
-            "headway memory: give --model and --gpu, --command and --gpu, or a scenario"
-        )
+        raise HeadwayError("headway memory: give a scenario, or --gpu with --model or --command")
     if model is not None and command is not None:
         raise HeadwayError(f"--model {model}: --command names a model, too: give one of them")
-    named = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
-    sets = {}
-    for key, value in named.items():
-        if value is not None:  # 4090 is a name, too
-            text = value if key == "model" else json.dumps(value, ensure_ascii=False)
-            sets[f"{key}={text}"] = f"--{key.partition('.')[0]} {value}"
-    others = {row["name"]: row["key"] for row in read_rows("names.csv")}
-    for option, value in keys.items():
-        name = option.replace("-", "_")
-        key = others.get(name, name)
-        sets[f"engine.{key}={_plain(key, value)}"] = f"--{option} {value}"
+    named = {"model": model, "gpu": gpu, "engine": engine}
+    sets = _settings({key: value for key, value in named.items() if value is not None} | keys)
+    sets |= {TEXT_ALONE: "--language-model-only"} if language_model_only else {}
     source = scenario or {"cost": {"kind": "roofline"}}
     overrides = with_launch(command, [*sets, *(set_ or [])])
     try:
@@ -106,8 +98,7 @@ def memory(
     else:
         print(memory_table(budget))
     if why := budget.refusal:
-        if scenario is None:
-            change = _as_options(change, command)
+        change = change if scenario else _as_options(change, command)
         enough = f"; it starts with {change}" if change else ""
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
@@ -115,11 +106,23 @@ def memory(
     return 0
 
 
-def _by_options(
-    messages: Iterable[str], sets: Mapping[str, str], scenario: Path | None
-) -> list[str]:
+def _settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Return what sets each key of a scenario, and the option that says it."""
+    from simulator.launch.fields import read_rows
+
+    others = {row["name"]: f"engine.{row['key']}" for row in read_rows("names.csv")} | NAMES
+    sets = {}
+    for option, value in options.items():
+        name = option.replace("-", "_")
+        key = others.get(name, f"engine.{name}")
+        plain = _formats(value, options) if name == "quantization" else _plain(key, value)
+        sets[f"{key}={plain}"] = f"--{option} {value}"
+    return sets
+
+
+def _by_options(told: Iterable[str], sets: Mapping[str, str], scenario: Path | None) -> list[str]:
     """Name what an option gave by the option, and no scenario where there is none."""
-    found = [*messages] if scenario else [one.removeprefix("scenario: ") for one in messages]
+    found = [*told] if scenario else [one.removeprefix("scenario: ") for one in told]
     for text, option in sets.items():
         found = [one.replace(f"--set {text}", option) for one in found]
     return found
@@ -146,12 +149,24 @@ def _plain(key: str, value: str) -> str:
     """Write an option's value as the scenario's key has it: 32k is 32000, as in vLLM's command."""
     from simulator.launch.fields import read_size
 
-    if key == "speculative_config":
+    if key == "engine.speculative_config":
         return _with_worth(value)
-    if key == "version":
-        return json.dumps(value)  # 0.10 is no number
+    if key in TEXTS or (key == "model" and not value):
+        return json.dumps(value, ensure_ascii=False)
     sized = key in LENGTHS and re.fullmatch(r"\d+[kmKM]", value)
     return str(read_size(value)) if sized else value
+
+
+def _formats(asked: str, options: Mapping[str, str]) -> str:
+    """Write a loader of weights as the scenario's key has it: null for a checkpoint's own."""
+    from simulator.launch.keys import LOADERS, loaded_as
+    from simulator.schedulers.vllm.rules import NEWEST_RELEASE, read_release
+
+    model, engine = options.get("model"), options.get("engine", "vllm")
+    if model is None or asked not in LOADERS or asked in ("fp8", "mxfp4"):  # a scenario's, too
+        return asked
+    release = read_release(options.get("version", "")) or NEWEST_RELEASE
+    return loaded_as(f"--quantization {asked}", model, release, engine) or "null"
 
 
 def _with_worth(drafts: str) -> str:
@@ -179,25 +194,20 @@ def read_budget(
     from simulator.scenario.engine_defaults import not_simulated
     from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
-    from simulator.scenario.settle import beyond_positions
+    from simulator.scenario.settle import not_started
 
     scenario = load_scenario(source, overrides, fits=False)
     gpu, model = find_gpu(scenario.gpu.name), load_model(scenario.known_model, scenario.folder)
     if gib is not None:
-        if not 0 < gib < inf:
-            raise HeadwayError(f"--gpu-memory-gib {gib:g}: must be a positive number of GiB")
-        if gib > MOST_GIB:
-            raise HeadwayError(
-                f"--gpu-memory-gib {gib:g}: must be at most {MOST_GIB:,}: GiB, not MiB"
-            )
+        if not 0 < gib <= MOST_GIB:
+            what = f"must be positive and at most {MOST_GIB:,}: GiB, not MiB"
+            raise HeadwayError(f"--gpu-memory-gib {gib:g}: {what}")
         gpu = gpu._replace(memory=int(gib * GIB))
     missing = not_simulated(scenario.engine, scenario.known_model)  # that the server has
     own: dict[str, Any] = {
         HYBRID.get(key, key): True for key in missing if not scenario.says(f"engine.{key}")
     }
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model)._replace(**own))
-    if beyond := beyond_positions(model, scenario.engine, budget.max_model_len):
-        warnings.warn(beyond, HeadwayWarning, stacklevel=2)
-    if not budget.refusal:
-        return budget, ""
-    return budget, remedies(scenario, budget)
+    for what in not_started(model, scenario.engine, budget.max_model_len):
+        warnings.warn(what, HeadwayWarning, stacklevel=2)
+    return budget, remedies(scenario, budget) if budget.refusal else ""

@@ -96,11 +96,8 @@ def _draw_memory(
     budgets, refusal = [], None
     for one in found:
         try:
-            keys = [
-                *overrides,
-                f"gpu.name={one}",
-                "cost={kind: roofline}",
-            ]  # profiles are of one GPU
+            # Profiles are of one GPU.
+            keys = [*overrides, f"gpu.name={one}", "cost={kind: roofline}"]
             budgets.append(read_budget(source or {"cost": {"kind": "roofline"}}, keys)[0])
         except HeadwayError as error:  # it has no kernels for the model's format
             refusal = error

@@ -19,8 +19,8 @@ def log_lines(budget: MemoryBudget) -> list[str]:
     static = sizes.fraction_of == "static"
     if static:
         error, lines = "RuntimeError", [f"Load weight end. mem usage={loaded:.2f} GB"]
-    elif sizes.trtllm:
-        error, lines = "AssertionError", []
+    elif sizes.fraction_of == "free":
+        error, lines = "AssertionError" if sizes.trtllm else "RuntimeError", []
     else:
         error, lines = "ValueError", [f"Model loading took {loaded:.2f} GiB memory"]
         lines.append(f"Available KV cache memory: {gib(left)}")
@@ -34,6 +34,8 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         cache = tokens * budget.kv_bytes_per_token / GIB
     if static:
         return [*lines, f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB"]
+    if sizes.fraction_of == "free" and not sizes.trtllm:  # TGI's
+        return [f"KV-cache blocks: {budget.logged_blocks}, size: {sizes.block_size}"]
     if sizes.trtllm:
         what = f"for max tokens in paged KV cache ({tokens})"
         return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
@@ -45,9 +47,8 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         lines.append(f"Auto-fit max_model_len: {fits} available {memory} memory ({gib(left)})")
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
-    if sizes.release >= ONE_LINE_SINCE:
-        return [*lines, f"{size}, {most}"]
-    return [*lines, size, most]
+    together = sizes.release >= ONE_LINE_SINCE
+    return [*lines, f"{size}, {most}"] if together else [*lines, size, most]
 
 
 def memory_table(budget: MemoryBudget) -> str:

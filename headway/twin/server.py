@@ -21,7 +21,7 @@ from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
 from headway.twin.api.bodies import DetokenizeBody, TokenizeBody
 from headway.twin.api.chat_template import own_template, read_template
-from headway.twin.api.cross_origin import allow, preflight
+from headway.twin.api.cross_origin import allow, is_preflight, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
@@ -125,7 +125,7 @@ class Server:
         """Return what answers at the addresses."""
         middlewares = [refusals_in_json, self._guard]
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
-        app.on_response_prepare.append(partial(allow, self.origins))
+        app.on_response_prepare.append(self._allow)
         for route in self.routes():
             add = app.router.add_get if route.method == "GET" else app.router.add_post
             add(route.path, route.handler)
@@ -136,8 +136,8 @@ class Server:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
-        if (answer := preflight(self.origins, request)) is not None:
-            return answer
+        if is_preflight(request):
+            return preflight(self.origins, request)
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
         if is_foreign(request, hosts, self.origins):
             return error_response("pages of other sites are refused", "Forbidden", 403)
@@ -151,6 +151,9 @@ class Server:
         key = given.encode(errors="surrogateescape")
         fits = [compare_digest(key, one.encode()) for one in self.keys]
         return not fits or (scheme.lower() == "bearer" and any(fits))
+
+    async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
+        allow(self.origins, request, response)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""

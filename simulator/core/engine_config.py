@@ -272,7 +272,7 @@ class EngineConfig(Config):
         description="of weights and activations; auto: the model's; or bf16, fp16, half, fp32, "
         "float",
     )
-    quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
+    quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4", "bitsandbytes"] | None = Field(
         None,
         description="of the weights; mxfp4: of experts alone; null: by config.json",
     )

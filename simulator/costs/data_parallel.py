@@ -45,7 +45,8 @@ class Experts:
         layers = model.num_hidden_layers - model.dense_layers
         one, dtype = model.expert_parameters * layers / gpus, model.weight_dtype(self.dtype)
         met = model.expected_experts(tokens) / model.num_experts
-        moving = met * model.expert_bytes(dtype) / gpus / (gpu.bandwidth * share.weights)
+        experts = model.matrix_bytes(model.num_experts, dtype) - model.matrix_bytes(0, dtype)
+        moving = met * experts / gpus / (gpu.bandwidth * share.weights)
         products = 2 * model.num_experts_per_tok * one * tokens / share.flops(gpu, dtype)
         passed = 2 * (1 - 1 / self.data_parallel_size) * tokens * model.hidden_size * HALF
         exchange = share.link_latency + passed / (gpu.link_bandwidth * share.link)

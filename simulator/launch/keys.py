@@ -126,27 +126,35 @@ def read_launch(given: str, version: str | None = None) -> Launch:
 
 
 def _keep_formats(launch: Launch, release: Release) -> None:
-    """Leave a quantized checkpoint in its formats, of which `--quantization` is only the loader.
-
-    HeadwayError, in vLLM's words, where that loader does not read it.
-    """
+    """Leave a quantized checkpoint in its formats, of which `--quantization` is only the loader."""
     option = launch.words.get(("engine", "quantization"))
-    try:
-        model = load_model(launch.model) if option else None
-    except ValueError:  # what is wrong is said where it is loaded
+    if option is None:
         return
-    if option is None or model is None:
-        return
+    dtype = loaded_as(f"--command: {option}", launch.model, release, launch.engine["name"])
+    launch.engine.pop("quantization", None)
+    if dtype:
+        launch.engine["quantization"] = dtype
+
+
+def loaded_as(option: str, name: str, release: Release, engine: str) -> str:
+    """Return the dtype that `option`, `--quantization LOADER`, makes of a model.
+
+    "": a checkpoint's own formats. HeadwayError, in vLLM's words, where the loader does not read
+    the checkpoint.
+    """
     asked = option.replace("=", " ").split()[-1]
+    try:
+        model = load_model(name)
+    except ValueError:  # what is wrong is said where it is loaded
+        return LOADERS[asked]["dtype"]
     own, why = model.checkpoint, ""
     if own is None and not LOADERS[asked]["online"]:
         why = f"Cannot find the config file for {asked}"
     elif own is not None and not _reads(asked, own, model.unread, release):
         why = f"Quantization method specified in the model config ({own.method}) does not match"
-    if why and launch.engine["name"] == "vllm":
-        raise HeadwayError(f"--command: {option}: vLLM refuses it: {why}")
-    if own is not None and own.rules:
-        launch.engine.pop("quantization", None)
+    if why and engine == "vllm":
+        raise HeadwayError(f"{option}: vLLM refuses it: {why}")
+    return "" if own is not None and own.rules else LOADERS[asked]["dtype"]
 
 
 def _reads(asked: str, own: Quantization, unread: str, release: Release) -> bool:

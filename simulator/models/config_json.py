@@ -49,6 +49,8 @@ WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
 where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
 known ones whose architecture is another."""
 
+SINCE: dict[str, str] = TABLE["since"]
+"""The first release of vLLM that has a family, of those since 0.10."""
 MTP = {*TABLE["mtp"].split()}
 """Families with layers that draft (vLLM's MTPModelTypes), unless a file counts none."""
 MIXTURES = {*TABLE["mixtures"].split()}

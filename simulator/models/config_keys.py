@@ -14,42 +14,41 @@ from simulator.util.from_mapping import short_repr
 MOST, MOST_LAYERS = 10**8, 10_000  # of whole numbers; of layers, each of which is read by itself
 
 
-def _whole(value: object, most: int = MOST, least: int = 0) -> bool:
-    return type(value) is int and least <= value <= most
+Check = Callable[[Any], bool]
 
 
-def _list(value: object, fits: Callable[[object], bool]) -> bool:
-    return isinstance(value, list) and all(map(fits, value))
+def _whole(most: int = MOST, least: int = 0) -> Check:
+    return lambda n: type(n) is int and least <= n <= most
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
+def _all(fits: Check, number: int = 0) -> Check:
+    """Check a list, of so many where a number is given."""
+    return lambda some: (
+        isinstance(some, list) and all(map(fits, some)) and len(some) == (number or len(some))
+    )
 
 
-def _block(value: object) -> bool:
-    return isinstance(value, Mapping)
+def _is(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
 
 
-def _blocks(value: object) -> bool:
-    return isinstance(value, Mapping) and all(map(_block, value.values()))
+def _blocks(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is(Mapping), value.values()))
 
 
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "layers": (lambda n: _whole(n, MOST_LAYERS), f"a whole number up to {MOST_LAYERS:,}"),
-    "whole": (_whole, f"a whole number up to {MOST:,}"),
-    "signed": (lambda n: _whole(n, MOST, -1), "a whole number"),
-    "pattern": (lambda n: _whole(n) or _text(n), "a whole number"),
+KINDS: dict[str, tuple[Check, str]] = {
+    "layers": (_whole(MOST_LAYERS), f"a whole number up to {MOST_LAYERS:,}"),
+    "whole": (_whole(), f"a whole number up to {MOST:,}"),
+    "signed": (_whole(MOST, -1), "a whole number"),
+    "pattern": (lambda n: isinstance(n, str) or _whole()(n), "a whole number"),
     "number": (lambda n: type(n) in (int, float) and 0 < n < inf, "a positive number"),
     "share": (lambda n: type(n) in (int, float) and 0 < n <= 1, "above 0 and at most 1"),
-    "flag": (lambda flag: isinstance(flag, bool), "true or false"),
-    "text": (_text, "a text"),
-    "names": (lambda names: _list(names, _text), "a list of names"),
-    "numbers": (lambda n: _list(n, _whole), "a list of numbers"),
-    "pair": (
-        lambda n: _list(n, lambda one: _whole(one, MOST, 1)) and len(n) == 2,
-        "two positive whole numbers",
-    ),
-    "mapping": (_block, "a mapping"),
+    "flag": (_is(bool), "true or false"),
+    "text": (_is(str), "a text"),
+    "names": (_all(_is(str)), "a list of names"),
+    "numbers": (_all(_whole()), "a list of numbers"),
+    "pair": (_all(_whole(MOST, 1), 2), "two positive whole numbers"),
+    "mapping": (_is(Mapping), "a mapping"),
     "mappings": (_blocks, "a mapping of mappings"),
     "changes": (
         lambda one: isinstance(one, bool) or one == "local" or _blocks(one),
@@ -81,8 +80,7 @@ def wrong_kinds(block: Mapping[str, Any]) -> Iterator[str]:
 
 def size_of(raw: Mapping[str, object], key: str) -> int:
     """Return a positive whole number that must be there."""
-    value = raw.get(key)
-    if not _whole(value, MOST, 1):
+    value: Any = raw.get(key)
+    if not _whole(MOST, 1)(value):
         raise ValueError(f"{key}: must be a positive whole number, not {short_repr(value)}")
-    assert isinstance(value, int)
-    return value
+    return int(value)

@@ -6,6 +6,7 @@ BYTES = {
     **dict.fromkeys(("float16", "fp16", "half", "bfloat16", "bf16"), HALF),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1.0),
     "int4": 0.5,
+    "bitsandbytes": 0.5625,  # int4 with a scale of 32 bits for every 64
     "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
     "mxfp4": 0.53125,  # with one for every 32
 }

@@ -3,13 +3,15 @@
 `gpus.csv` has bandwidth and FLOP/s of the data sheets of NVIDIA (SXM versions of A100, H100, H200,
 B200, B300, V100 where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD
 (MI300X, MI325X, MI355X; their compute capability is that of gfx942 and gfx950, their link the sum
-of those to seven peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, GB200, GB300,
-AMD's, A10, A5000, PCIe's A100 and V100, and GeForce cards of 16 GB an estimate: what is sold, less
-what the others keep back. Prices: list prices of AWS EC2 on demand, Linux, us-east-1, after the
-cuts of June 2025, per GPU of the smallest instance that has it. Power: the maximum of the data
-sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and GPU together. That
-of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5. `instances.csv` has how the
-names of instances with whole GPUs begin: of AWS, Google Cloud, Azure and Oracle.
+of those to seven peers); the host's is NVLink-C2C beside a Grace CPU, else PCIe 5.0 x16 from Hopper
+on and PCIe 4.0 x16 before; a CPU copies within its own memory. Memory: totals that vLLM and PyTorch
+print; of GH200, H20, GB200, GB300, AMD's, A10, A5000, PCIe's A100 and V100, and GeForce cards of 16
+GB an estimate: what is sold, less what the others keep back. Prices: list prices of AWS EC2 on
+demand, Linux, us-east-1, after the cuts of June 2025, per GPU of the smallest instance that has it.
+Power: the maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that
+of CPU and GPU together. That of A10G, which has none, is the limit that nvidia-smi shows on AWS's
+g5. `instances.csv` has how the names of instances with whole GPUs begin: of AWS, Google Cloud,
+Azure and Oracle.
 """
 
 import csv
@@ -54,23 +56,16 @@ class Gpu(NamedTuple):
     bf16_flops: float  # FLOP/s, accumulating in fp32
     fp8_flops: float | None  # FLOP/s; None: computed in 16 bits
     link_bandwidth: float  # bytes/s to the other GPUs of the server, one direction
+    host_bandwidth: float  # bytes/s to the host's memory, one direction
     compute_capability: float
     dollars_per_hour: float | None = None
     max_power: float | None = None  # W, of the data sheet; None: none that is the GPU's alone
     product: str = ""  # value of the node label nvidia.com/gpu.product (gpu-feature-discovery)
 
     @property
-    def host_bandwidth(self) -> float:
-        """Bytes/s to the host's memory, one direction, by the data sheet of the bus.
-
-        NVLink-C2C beside a Grace CPU; PCIe 5.0 x16 from Hopper on, PCIe 4.0 x16 before; a CPU
-        copies within its own memory.
-        """
-        if self.name in GRACE:
-            return 450e9
-        if not self.compute_capability:
-            return self.bandwidth / 2
-        return 64e9 if self.compute_capability >= 9.0 else 32e9
+    def is_amd(self) -> bool:
+        """Whether it is AMD's: gfx942 or gfx950."""
+        return self.compute_capability in (9.4, 9.5)
 
     @property
     def tiles_decodes(self) -> bool:
@@ -97,6 +92,7 @@ def _read(row: dict[str, str]) -> Gpu:
         bf16_flops=float(row["bf16_tflops"]) * 1e12,
         fp8_flops=float(row["fp8_tflops"]) * 1e12 or None,
         link_bandwidth=float(row["link_gb_per_s"]) * 1e9,
+        host_bandwidth=float(row["host_gb_per_s"]) * 1e9,
         compute_capability=float(row["capability"]),
         dollars_per_hour=float(row["dollars_per_hour"]) or None,
         max_power=float(row["watts"]) or None,
@@ -111,9 +107,8 @@ GPUS = {
 }
 INSTANCES = dict(csv.reader((TABLES / "instances.csv").read_text("utf-8").splitlines()[1:]))
 
-# One core of a server, on which the torch engine runs small models; round figures for the order of
-# magnitude. What a step takes there must be calibrated.
-CPU = Gpu("CPU", 16 * GIB, 20e9, 100e9, None, link_bandwidth=20e9, compute_capability=0.0)
+CPU = GPUS.pop("CPU")
+"""One core of a server, on which the torch engine runs small models."""
 
 
 def find_gpu(name: str, price: float | None = None) -> Gpu:

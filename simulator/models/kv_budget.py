@@ -37,13 +37,12 @@ from simulator.util.errors import ScenarioError
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
 its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
-DRAFT_MODEL = (
-    "the draft model, with weights and cache of its own: speculative_config.model must be a "
-    "shipped model or the path of a config.json"
-)
+ROCM_GRAPHS_SINCE = (0, 26, 0)
+"""From here on vLLM estimates its graphs on AMD's GPUs, too (pull request 48526; 48440 before)."""
 LEFT_OVER = "left over"
 REFUSALS: dict[str, str] = TABLE["no memory"]
-"""What engines say where memory lacks."""
+UNREAD: dict[str, str] = TABLE["unread"]
+"""What engines say where memory lacks; what takes memory and is not counted."""
 PEERS = 3  # other GPUs of a group whose buffers count
 
 
@@ -68,9 +67,8 @@ class MemoryBudget(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of the server, of all its data-parallel ranks."""
-        sizes = self.sizes
-        ranks = sizes.data_parallel_size
-        return sizes.tensor_parallel_size * sizes.pipeline_parallel_size * ranks
+        of = self.sizes
+        return of.tensor_parallel_size * of.pipeline_parallel_size * of.data_parallel_size
 
     @property
     def max_model_len(self) -> int:
@@ -150,12 +148,14 @@ class MemoryBudget(NamedTuple):
     @property
     def unread(self) -> str:
         """What takes memory and is not counted; "": nothing is known to."""
-        sizes, own = self.sizes, ""
-        if sizes.draft is None and sizes.drafts == "draft_model":
-            own = DRAFT_MODEL
-        elif sizes.draft is None and sizes.unread_draft and sizes.drafts in ("eagle", "eagle3"):
-            own = f"the head of {sizes.drafts}, which counts as the published ones"
-        return "; ".join(filter(None, (self.model.unread, own)))
+        sizes, packed = self.sizes, self.model.checkpoint
+        told = [self.model.unread]
+        if sizes.draft is None and (sizes.unread_draft or sizes.drafts == "draft_model"):
+            told.append(UNREAD.get(sizes.drafts or "", ""))
+        int4 = packed and (packed.method, packed.word) == ("compressed-tensors", "int4")
+        if int4 and self.model.num_experts and sizes.fraction_of == "all":
+            told.append(UNREAD["int4 experts"])
+        return "; ".join(filter(None, told))
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -166,11 +166,10 @@ class MemoryBudget(NamedTuple):
         """
         if self.layout.even or self.caches_states:
             return self.logged_blocks
-        longest, size, model = self.max_model_len, self.sizes.block_size, self.model
-        chunk = self.sizes.max_num_batched_tokens
-        full, windowed = model_groups(model)
-        groups = LayerGroups(full, windowed, model.sliding_window, chunk)
-        return int(self.max_concurrency * groups.max_blocks(longest, size)) + 1
+        window, chunk = self.model.sliding_window, self.sizes.max_num_batched_tokens
+        groups = LayerGroups(*model_groups(self.model), window, chunk)
+        most = groups.max_blocks(self.max_model_len, self.sizes.block_size)
+        return int(self.max_concurrency * most) + 1
 
     @property
     def caches_states(self) -> bool:
@@ -196,7 +195,8 @@ class MemoryBudget(NamedTuple):
         """What the engine's log calls the size of its KV cache; as there, the null block counts."""
         if self.sizes.fraction_of == "all" and self.sizes.release >= TOKENS_BY_CONCURRENCY:
             return int(self.max_concurrency * self.max_model_len)
-        return self.logged_blocks // self.layout.tables_of_request * self.layout.least_block
+        tables = sum(one.number for one in self.layout.tables)
+        return self.logged_blocks // tables * self.layout.least_block
 
     def concurrent(self, tokens: int) -> int:
         """Requests of so many tokens each that fit at once, in whole blocks."""
@@ -216,7 +216,8 @@ class MemoryBudget(NamedTuple):
         if shortens:
             return REFUSALS["trtllm" if self.sizes.trtllm else "static"]
         if self.room <= 0:
-            return REFUSALS["none"]
+            tokens, free = self.sizes.max_num_batched_tokens, self.sizes.fraction_of == "free"
+            return REFUSALS["free" if free else "none"].format(tokens=tokens)
         if self.kv_cache <= self.room:
             return self._too_long
         cache, room = gib(self.kv_cache), gib(self.room)
@@ -255,7 +256,8 @@ def kv_block_bytes(model: ModelSpec, engine: EngineConfig) -> float:
 
 def activation_bytes(model: ModelSpec, sizes: EngineSizes) -> int:
     """Estimate the peak of the activations on each GPU, as told at the head of this module."""
-    return max(_layers_peak(model, sizes), _sampler_peak(model, sizes))
+    sampler = sizes.max_num_seqs * model.vocab_size * sizes.term("logit")
+    return max(_layers_peak(model, sizes), sampler)
 
 
 def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
@@ -265,10 +267,6 @@ def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
         inner = (model.num_experts_per_tok + model.num_shared_experts) * (inner + hidden)
         inner = max(inner, 3 * model.dense_intermediate_size / gpus)
     return int(sizes.max_num_batched_tokens * (sizes.term("hidden") * hidden + inner) * HALF)
-
-
-def _sampler_peak(model: ModelSpec, sizes: EngineSizes) -> int:
-    return sizes.max_num_seqs * model.vocab_size * sizes.term("logit")
 
 
 def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
@@ -321,7 +319,8 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         sizes = sizes._replace(exports_states=exports_states(model, gpu, sizes.release))
     parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
-    graphs = sizes.term("expert_graph" if model.num_experts else "dense_graph")
+    left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
+    graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
     drafting = sizes.more_layers(model) * model.layer_bytes(max(model.cached_layers), cache)
     budget = MemoryBudget(
         model=model,
@@ -332,7 +331,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         weights=int(sum(parts)),
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
-        graphs=graphs * model.num_hidden_layers * (not sizes.enforce_eager),
+        graphs=graph * model.num_hidden_layers,
         kv_bytes_per_token=(model.kv_bytes_per_token(cache) + drafting)
         * model.kv_share(sizes.tensor_parallel_size),
         layout=kv_layout(model, sizes),

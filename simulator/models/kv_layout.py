@@ -75,11 +75,6 @@ class KvLayout(NamedTuple):
         """Tokens of the smallest block."""
         return min(one.block_size for one in self.tables if one.block_size)
 
-    @property
-    def tables_of_request(self) -> int:
-        """Tables of a request."""
-        return sum(one.number for one in self.tables)
-
 
 def model_groups(model: ModelSpec) -> tuple[int, int]:
     """Return the tables of layers with full attention, and of those with a window."""
@@ -116,9 +111,8 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     bytes_of = {kind: share * model.layer_bytes(kind, dtype) for kind in model.cached_layers}
     counts = dict(model.cached_layers)
     most = FULL if FULL in counts else WINDOW
-    total = (
-        sum(counts[kind] * size for kind, size in bytes_of.items()) + more_layers * bytes_of[most]
-    )
+    total = sum(counts[kind] * size for kind, size in bytes_of.items())
+    total += more_layers * bytes_of[most]
     counts[most] += ceil(more_layers)
     windowed = sizes.hybrid and model.keeps_window and WINDOW in counts
     if model.linear is not None:

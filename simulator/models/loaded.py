@@ -162,14 +162,14 @@ def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
     Triton's on a B200 before 0.11 and on Hopper for two releases (there by two logs: 13.47 GiB of
     gpt-oss-20b, 64.38 of 120b), Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
     """
-    blackwell, amd = gpu.compute_capability in (10.0, 10.3), gpu.compute_capability in (9.4, 9.5)
+    blackwell = gpu.compute_capability in (10.0, 10.3)
     if sizes.fraction_of == "static":
         return (256, 256) if blackwell else (1, 32)
     if blackwell and sizes.release < FLASHINFER_SINCE:
         return 1, 64
     if gpu.compute_capability == 9.0 and TRITON[0] <= sizes.release < TRITON[1]:
         return 1, 256
-    return (256, 256) if blackwell or amd else (256, 128)
+    return (256, 256) if blackwell or gpu.is_amd else (256, 128)
 
 
 def _angles(model: ModelSpec) -> float:
@@ -181,15 +181,12 @@ def _angles(model: ModelSpec) -> float:
         return 0.0
     scaling = model.rope_scaling
     longer = scaling.factor if scaling is not None and scaling.rope_type == "linear" else 1.0
-    if model.latent is not None:
-        numbers = model.latent.qk_rope_head_dim * longer
-    else:
-        own = model.keeps_window and model.qk_norm  # Llama 4 has one table, for chunks alone
-        kinds = model.cached_layers if own else [FULL]
-        numbers = sum(
-            (model.rotary_dim or model.head_size(kind)) * (longer if kind == FULL else 1.0)
-            for kind in kinds
-        )
+    turned = model.latent.qk_rope_head_dim if model.latent else model.rotary_dim
+    own = model.keeps_window and model.qk_norm  # Llama 4 has one table, for chunks alone
+    numbers = sum(
+        (turned or model.head_size(kind)) * (longer if kind == FULL else 1.0)
+        for kind in (model.cached_layers if own else [FULL])
+    )
     times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
     return HALF * times * model.max_position_embeddings * numbers
 

@@ -11,7 +11,7 @@ import csv
 from collections.abc import Collection, Iterator, Mapping
 from math import ceil, prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from simulator.models.dtypes import bytes_of
 
@@ -20,18 +20,18 @@ ATTENTION = FULL, WINDOW = ("full_attention", "sliding_attention")
 STATES = ("linear_attention", "mamba")
 """Kinds that keep a state of fixed size for each request."""
 
-Split = Literal["outputs", "heads", "inputs", "whole"]
-"""How GPUs of a tensor-parallel group share a matrix: its rows; those of KV heads, of which one is
-whole on each; its columns; not at all."""
-
 
 class Module(NamedTuple):
-    """A matrix of a checkpoint, or what is in none (norms, biases, convolutions): one row."""
+    """A matrix of a checkpoint, or what is in none (norms, biases, convolutions): one row.
+
+    `split` is how GPUs of a tensor-parallel group share it: `outputs`, its rows; `heads`, those of
+    KV heads, of which one is whole on each; `inputs`, its columns; `whole`: not at all.
+    """
 
     name: str
     outputs: int
     inputs: int
-    split: Split = "whole"
+    split: str = "whole"
     number: int = 1
     quantizes: bool = True
 
@@ -75,12 +75,13 @@ def modules_of(parts: Collection[str], sizes: Mapping[str, Any]) -> Iterator[Mod
     for row in ROWS:
         if row["of"] not in parts:
             continue
-        (split,) = (one for one in get_args(Split) if one == row["split"])
         outputs, inputs, number = (
             _evaluate(row[key], sizes) for key in ("outputs", "inputs", "number")
         )
         if outputs * inputs * number:
-            yield Module(row["name"], outputs, inputs, split, number, quantizes=not row["wide"])
+            yield Module(
+                row["name"], outputs, inputs, row["split"], number, quantizes=not row["wide"]
+            )
 
 
 class LatentAttention(NamedTuple):

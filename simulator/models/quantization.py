@@ -41,10 +41,8 @@ class Format(NamedTuple):
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("formats.json").read_text("utf-8"))
 FORMATS = {name: Format(**row) for name, row in TABLE["formats"].items()}
-DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4")  # of Headway's words, where no file says more
-
-
-EXPERTS = ("experts",)  # what alone is in mxfp4
+DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "bitsandbytes")
+"""Of Headway's words, where no file says more."""
 
 
 class Rule(NamedTuple):
@@ -78,7 +76,7 @@ class Quantization(NamedTuple):
 @cache
 def in_one_format(word: str) -> Quantization:
     """Return the formats of a checkpoint that is wholly in one of `FORMATS`; mxfp4: the experts."""
-    return Quantization((Rule(EXPERTS if word == "mxfp4" else (), FORMATS[word]),))
+    return Quantization((Rule(("experts",) if word == "mxfp4" else (), FORMATS[word]),))
 
 
 @cache
@@ -197,12 +195,6 @@ def _integers(bits: object, group: int | None, zeros: bool) -> Format:
     return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
 
 
-def _bitsandbytes(config: Mapping[str, Any]) -> Iterator[Rule]:
-    """Read bitsandbytes': 4 bits with a scale of 32 bits for 64, which vLLM keeps unpacked."""
-    eight = config.get("load_in_8bit") and not config.get("load_in_4bit")
-    yield Rule((), FORMATS["int8"] if eight else FORMATS["bitsandbytes"])
-
-
 def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read ModelOpt's, as config.json or hf_quant_config.json has it."""
     algorithm = config.get("quant_algo")
@@ -274,6 +266,11 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Rule]]] = {
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
     **dict.fromkeys(("awq", "gptq", "auto-round", "intel/auto-round"), _grouped),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), lambda _: in_one_format("mxfp4").rules),
-    "bitsandbytes": _bitsandbytes,
+    # 4 bits with a scale of 32 bits for 64, which vLLM keeps unpacked
+    "bitsandbytes": lambda one: (
+        in_one_format(
+            "int8" if one.get("load_in_8bit") and not one.get("load_in_4bit") else "bitsandbytes"
+        ).rules
+    ),
     "quark": _quark,
 }

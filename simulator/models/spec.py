@@ -166,8 +166,7 @@ class ModelSpec:
 
     def kv_heads(self, kind: str) -> int:
         """Heads of keys and values in layers of a kind."""
-        own = self.full_kv_heads and kind == FULL
-        return self.full_kv_heads if own else self.num_key_value_heads
+        return (self.full_kv_heads if kind == FULL else 0) or self.num_key_value_heads
 
     @property
     def output_bytes(self) -> int:
@@ -271,10 +270,6 @@ class ModelSpec:
     def wide(self, dtype: str = "auto") -> float:
         """Bytes of a number that is not quantized."""
         return max(bytes_of(self.weight_dtype(dtype)), HALF)
-
-    def expert_bytes(self, dtype: str = "auto") -> float:
-        """Bytes of all experts that tokens choose among."""
-        return self.matrix_bytes(self.num_experts, dtype) - self.matrix_bytes(0, dtype)
 
     def state_bytes(self, dtype: str = "auto") -> float:
         """Bytes that a request keeps in the layers with linear attention, whatever its length."""
@@ -387,10 +382,8 @@ class ModelSpec:
 def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
     """Bytes of the matrices that all tokens meet, and of an expert of each layer; None: weights."""
     matrices = [one for one in model.modules if not one.is_small]
-    sizes = [float(one.numbers) for one in matrices]
-    if dtype is not None:
-        formats, width = model.formats(dtype), model.wide(dtype)
-        sizes = [module_bytes(one, formats, width) for one in matrices]
+    formats, width = (model.formats(dtype), model.wide(dtype)) if dtype else (None, 1.0)
+    sizes = [module_bytes(one, formats, width) for one in matrices]
     chosen = sum(size for one, size in zip(matrices, sizes, strict=True) if one.is_expert)
     return sum(sizes) - chosen, chosen / max(model.num_experts, 1)
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from simulator.models.config_keys import MOST
 
+TEXT_ALONE = "engine.multimodal_config={limit_mm_per_prompt: {image: 0, audio: 0, video: 0}}"
+"""What sets that nothing but text may come, so that no encoder is loaded."""
 QWEN_TOKENS = 16384
 """Of an image at most, by `max_pixels` of Qwen2-VL's and Qwen2.5-VL's preprocessor_config.json."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
+from simulator.models.config_json import SINCE
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
 from simulator.models.load import load_model
@@ -183,17 +184,20 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     )
 
 
-def beyond_positions(model: ModelSpec, engine: EngineConfig, longest: int) -> str:
-    """Say that a longest request is beyond the model's positions; "": it is not."""
-    most = model.longest(release_of(engine))
-    beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of {model.name}"
-    return f"{beyond}: vLLM takes it only if asked to" if longest > most else ""
+def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterator[str]:
+    """Say what vLLM does not start: requests beyond the model's positions, an unknown family."""
+    most, since = model.longest(release_of(engine)), SINCE.get(model.family, "0.0.0")
+    if longest > most:
+        beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of"
+        yield f"{beyond} {model.name}: vLLM takes it only if asked to"
+    if engine.name == VLLM and release_of(engine) < tuple(map(int, since.split("."))):
+        yield f"vLLM {engine.version} does not start {model.name}: {model.family} came with {since}"
 
 
 def _warnings(spec: EngineSpec) -> Iterator[str]:
     """Say what an engine does otherwise than it was asked to, or than the real one would."""
     engine, model, longest = spec.engine, spec.model, spec.max_model_len
-    yield from filter(None, [beyond_positions(model, engine, longest)])
+    yield from not_started(model, engine, longest)
     if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
         room = ""
         if engine.num_gpu_blocks_override is None:

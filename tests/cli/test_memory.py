@@ -93,7 +93,7 @@ def test_a_card_has_a_positive_number_of_gib(size, capsys):
     assert main(["memory", *arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert f"--gpu-memory-gib {size}: must be a positive number of GiB" in told.err
+    assert f"--gpu-memory-gib {size}: must be positive and at most 1,024: GiB" in told.err
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_an_option_is_read_as_it_is_meant(capsys):
     assert main(["memory", "--model", "llama-3-8b", "--gpu", "4090"]) == 2
     assert "no GPU '4090' in the table; did you mean RTX-4090?" in capsys.readouterr().err
     assert main(["memory", *words, "--gpu-memory-gib", "46068"]) == 2
-    assert "46068: must be at most 1,024: GiB, not MiB" in capsys.readouterr().err
+    assert "46068: must be positive and at most 1,024: GiB, not MiB" in capsys.readouterr().err
 
 
 def test_a_length_beyond_the_positions_is_named(capsys):

@@ -99,3 +99,64 @@ def test_a_command_is_read_as_its_release_does(
 def test_a_server_that_vllm_refuses(capsys, words: str, why: str) -> None:
     assert main(["memory", *words.split()]) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "weights"),
+    [
+        ("--model llama-3-8b --quantization bitsandbytes", 5.62),  # 5.65 logged
+        ("--model TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ --quantization gptq_marlin", 5.33),
+        ("--model google/gemma-3-4b-it --language-model-only", 7.79),
+        ("--model google/gemma-3-4b-it", 8.56),
+    ],
+)
+def test_weights_are_loaded_as_asked(capsys, words: str, weights: float) -> None:
+    """A loader of a checkpoint is no format, and 16 bits have scales of bitsandbytes' own."""
+    assert main(["memory", *words.split(), "--gpu", "A100-80GB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights_bytes"] / (1 << 30) == pytest.approx(
+        weights, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--model qwen3.5-9b --gpu H200 --version 0.9.2", "qwen3_5 came with 0.17.0"),
+        ("--model gpt-oss-20b --gpu H100 --version 0.9.0", "gpt_oss came with 0.10.1"),
+        ("--model gpt-oss-20b --gpu H100 --version 0.10.1", ""),
+        (
+            "--command draft.sh --gpu A100-80GB --gpu-memory-gib 200",
+            "draft_tensor_parallel_size 1 is not simulated: drafts take memory",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_what_a_release_or_a_draft_lacks_is_told(capsys, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    drafts = {"model": "llama-3.1-8b", "method": "draft_model", "num_speculative_tokens": 3}
+    given = json.dumps(drafts | {"draft_tensor_parallel_size": 1})
+    Path("draft.sh").write_text(
+        f"vllm serve llama-3.1-70b -tp 4 --speculative-config '{given}'", encoding="utf-8"
+    )
+    assert main(["memory", *words.split()]) == 0
+    assert told in (err := capsys.readouterr().err)
+    assert told or not err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "graphs"),
+    [("MI300X", "0.25.1", 0), ("MI300X", "0.26.0", 576), ("H200", "0.25.1", 576)],
+)
+def test_graphs_are_estimated_on_amd_since_a_release(capsys, gpu, version, graphs) -> None:
+    """MiB of 32 layers: vLLM's profile left AMD's GPUs out (pull requests 48440, 48526)."""
+    words = ["memory", "--model", "llama-3-8b", "--gpu", gpu, "--version", version, "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["cuda_graphs_bytes"] == graphs << 20
+
+
+def test_tgi_says_blocks_in_its_own_words(capsys) -> None:
+    words = ["memory", "--engine", "tgi", "--gpu", "A100-80GB", "--model"]
+    assert main([*words, "llama-3-8b"]) == 0
+    assert "  KV-cache blocks: 492308, size: 1\n" in capsys.readouterr().out
+    assert main([*words, "llama-3-70b"]) == 1
+    assert "RuntimeError: Not enough memory to handle 8192 prefill" in capsys.readouterr().out

@@ -83,8 +83,8 @@ BAD = [
     ),
     (
         "engine:\n  quantization: fp9\n",
-        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4', 'nvfp4' or 'mxfp4', not "
-        "'fp9'; did you mean fp8?",
+        "s.yaml:2: engine.quantization: must be 'fp8', 'int8', 'int4', 'nvfp4', 'mxfp4' or "
+        "'bitsandbytes', not 'fp9'; did you mean fp8?",
     ),
     ("name: a/b\n", "s.yaml:1: name: must begin with a letter or digit and have only these, ..."),
     ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),

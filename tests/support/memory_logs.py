@@ -37,7 +37,8 @@ GPUS = (
     (r"H200", "H200"),
     (r"H100", "H100-80GB"),
     (r"MI300X", "MI300X"),
-    (r"GB10|APU", "GB10"),
+    (r"GB10", "GB10"),
+    (r"APU", "MI300X"),  # of AMD's, with its GiB
     (r"L40S", "L40S"),
     (r"L4", "L4"),
     (r"15.99", "RTX-4080"),
@@ -60,7 +61,8 @@ NAMES = {
     "seqs": "max_num_seqs",
 }
 SWITCHES = ("enforce_eager", "enable_expert_parallel")
-RELEASES = {"2025-07": "0.10.0", "2025-11": "0.11.2", "0.6.4+": "0.6.4"}
+LARGE = {"max_num_batched_tokens": 8192}  # from 70 to 160 GiB
+RELEASES = {"2025-07": "0.10.0", "2025-11": "0.11.2", "0.6.4+": "0.6.4", "0.26dev": "0.25.1"}
 
 
 class Row(NamedTuple):
@@ -97,7 +99,9 @@ def scenario_of(row: dict[str, str]) -> dict[str, Any]:
     return {
         "model": model or re.split(r" [(+]", row["model"])[0],
         "gpu": gpu,
-        "engine": _engine_of(row) | _flags_of(row["flags"]),
+        "engine": _engine_of(row)
+        | (LARGE if "APU" in row["gpu"] else {})
+        | _flags_of(row["flags"]),
         "cost": {"kind": "roofline"},
     }
 
@@ -156,7 +160,7 @@ def compare(row: dict[str, str], folder: Path) -> Row:
         row["quantization"],
         logged,
         figures(budget),
-        unread=budget.model.unread,
+        unread=budget.unread,
     )
 
 
@@ -231,6 +235,7 @@ IN_SAMPLE = {
     "h20",  # an encoder's peak
     "h32",  # SGLang's tensors in multiples of 2 MiB
     "h33",  # TensorRT-LLM's process
+    "r09",  # that a build before 0.26 estimates no graphs on AMD's GPUs
     "r01",  # RTX 5090, and what NVFP4 in a name leaves in 16 bits
     "r04",
     "r12",  # 14 bytes a logit, Gemma 4's encoder

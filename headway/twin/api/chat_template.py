@@ -1,7 +1,6 @@
 """A model's chat template, which makes one text of a chat: from a tokenizer's folder or a file."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +46,6 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise HeadwayError(f"{place}:{error.lineno}: chat template: {error.message}") from None
         self._special = special or {}
-        self._knows_developers = bool(re.search("\"developer\"|'developer'", source))
         self.takes_parts = self._takes_parts()
 
     def _takes_parts(self) -> bool:
@@ -65,26 +63,12 @@ class ChatTemplate:
         """Return the prompt's text; raise BadRequestError with what the template objects to."""
         tools = [tool.model_dump() for tool in chat.tools or ()] or None
         given = {**self._special, **(chat.chat_template_kwargs or {})}
-        if not self._knows_developers and any(one["role"] == "developer" for one in messages):
-            messages = _without_developers(messages)
         given |= {"messages": messages, "tools": tools, "documents": chat.documents}
         given["add_generation_prompt"] = chat.add_generation_prompt
         try:
             return self._template.render(given)
         except Exception as error:  # whatever it was: a template is a program
             raise BadRequestError.of("template", error=error) from None
-
-
-def _without_developers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages of developers as the system's, in one at the beginning, as vLLM does."""
-    found = [one if one["role"] != "developer" else {**one, "role": "system"} for one in messages]
-    own = [one["content"] for one in found if one["role"] == "system"]
-    texts = (
-        text if isinstance(text, str) else "\n".join(one["text"] for one in text if "text" in one)
-        for text in own
-    )
-    merged = {"role": "system", "content": "\n\n".join(filter(None, texts))}
-    return [merged, *(one for one in found if one["role"] != "system")]
 
 
 def to_json(value: object, indent: int | None = None, **_: object) -> str:
@@ -112,11 +96,11 @@ def own_template(folder: Path) -> ChatTemplate | None:
             config = {**json.loads(_text(config_path, "--tokenizer"))}
         except (ValueError, TypeError) as error:
             raise HeadwayError(f"--tokenizer: {config_path}: {error}") from None
-    tokens: dict[str, str] = {}
-    for name, token in config.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
+    tokens = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in config.items()
+        if name.endswith("_token") and (isinstance(token, str) or _is_added(token))
+    }
     if path.is_file():
         return ChatTemplate(_text(path, "--tokenizer"), f"--tokenizer: {path}", tokens)
     source = config.get("chat_template")
@@ -126,6 +110,10 @@ def own_template(folder: Path) -> ChatTemplate | None:
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, f"--tokenizer: {config_path}", tokens)
+
+
+def _is_added(token: object) -> bool:
+    return isinstance(token, dict) and isinstance(token.get("content"), str)
 
 
 def _text(path: Path, option: str) -> str:
