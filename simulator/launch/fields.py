@@ -139,7 +139,7 @@ def _read_json(text: str) -> Any:
 READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "whole": (int, "a whole number"),
     "number": (float, "a number"),
-    "size": (read_size, "a number of tokens, as 4096, 64k or 1M"),
+    "size": (read_size, "a number, as 4096, 64k or 1M"),
     "json": (_read_json, "JSON"),
 }
 """What reads each kind of value, and what it must be."""

@@ -382,6 +382,7 @@ def _pool(launch: Launch, option: Option) -> None:
 PLUGIN = "headway.vllm.HeadwayScheduler"
 """`simulator.scenario.policy_table.PLUGIN`, which is above."""
 POLICY_VARIABLE = "HEADWAY_POLICY"
+VARIABLES = ("VLLM_", "SGLANG_", "TRTLLM_", "TLLM_")  # how those of engines begin
 CONFIGS = {
     "speculative_config": _speculative,
     "kv_transfer_config": _transfer,
@@ -430,6 +431,8 @@ def _finish(launch: Launch, command: Command) -> None:
         _finish_drafts(launch)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
+    if unread := [name for name in command.environment if name.startswith(VARIABLES)]:
+        launch.told.append(f"variables are not read: {', '.join(unread)}")
     if policy := command.environment.get(POLICY_VARIABLE):
         engine["scheduling_policy"] = policy
         with suppress(ValueError):
@@ -457,10 +460,9 @@ def _finish_drafts(launch: Launch) -> None:
     server, and for drafts that are not simulated.
     """
     given = launch.engine.pop("speculative_config", {})
-    at, sizes = ("engine", "speculative_config"), tuple(map(given.get, EAGLE_SIZES))
+    sizes = tuple(map(given.get, EAGLE_SIZES))
     algorithm, draft = str(given.get("method") or "").upper(), str(given.get("model") or "")
     if not algorithm:
-        launch.words.pop(at, None)
         launch.without_effect.extend(f"sizes without {SPECULATES}" for _ in given)
         return
     wrong, own = "", not draft or draft == launch.model or "nextn" in draft.lower()
@@ -480,9 +482,8 @@ def _finish_drafts(launch: Launch) -> None:
     block = dict(zip(EAGLE_SIZES, sizes, strict=True)) | {"acceptance": "typical"}
     if sizes[1] == 1:
         block["speculative_num_draft_tokens"] = sizes[0] + 1
-    if not own:
-        block["model"] = draft
+    block |= {} if own else {"model": draft}
     block["method"] = "mtp" if own else "eagle3" if algorithm == "EAGLE3" else "eagle"
     launch.engine["speculative_config"] = block
-    launch.words[at] = f"{SPECULATES} {given['method']}"
+    launch.words["engine", "speculative_config"] = f"{SPECULATES} {given['method']}"
     launch.supposed.append(SUPPOSED.format("acceptance: typical"))

@@ -27,7 +27,7 @@ PROGRAMS = {
 """How a server is started, and the engine's name in a scenario."""
 PUBLISHED = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
 """Containers that are published, whose tag is the release; vLLM's entry point starts a server."""
-IMAGE = r"([\w-]+/[\w-]+)(?::v?([\w.-]+))?(?:@sha256:\w+)?$"
+IMAGE = r"([\w-]+/[\w-]+?)(?:-rocm|-cpu)?(?::v?([\w.-]+))?(?:@sha256:\w+)?$"
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
 """As a shell, a Compose file and Kubernetes write it, the first two with a default."""
@@ -73,7 +73,7 @@ def find_command(given: str) -> Command:
         raise HeadwayError(f"--command: has {len(found)} commands of servers: give one of them")
     if manifest:
         raise HeadwayError(f"--command: no container of the manifest has a command of {KNOWN}")
-    head = " ".join(text.split()[:2])
+    head = " ".join(text.replace(" -m ", " -m=").split()[:2]).replace("-m=", "-m ")
     raise HeadwayError(f"--command: {head}: is no command that starts a server: {KNOWN}")
 
 

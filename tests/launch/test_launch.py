@@ -209,10 +209,11 @@ exec vllm serve m \\
         (COMPOSE, "0.19.1"),
         (SHELL, None),
         ("docker run -p 8000:8000 vllm/vllm-openai:v0.19.1 --model m --max-num-seqs 8", "0.19.1"),
+        ("docker run vllm/vllm-openai-rocm:v0.19.1 --model m --max-num-seqs 8", "0.19.1"),
         ("bash -c 'vllm serve m --max-num-seqs 8'", None),
         (json.dumps({"model": "m", "max_num_seqs": 8, "quantization": None}), None),
     ],
-    ids=["kubernetes", "compose", "script", "docker", "bash", "keywords"],
+    ids=["kubernetes", "compose", "script", "docker", "rocm", "bash", "keywords"],
 )
 def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
     file = tmp_path / "launch"
@@ -229,6 +230,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         ("", "is empty"),
         ("nginx -g daemon", "nginx -g: is no command that starts a server"),
         ("vllm bench serve --model m", "vllm bench: is no command that starts a server"),
+        ("python -m dynamo.vllm --model m", "python -m dynamo.vllm: is no command that starts"),
         ("vllm serve a b", "names 2 models: a, b"),
         ("vllm serve a --model b", "names 2 models: a, b"),
         ("vllm serve", "names no model"),

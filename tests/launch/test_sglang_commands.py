@@ -112,3 +112,8 @@ def test_options_of_older_releases_are_read():
     assert "--enable-reasoning" in read_launch(old, "0.9.2").lines()[0]
     with pytest.raises(HeadwayError, match=r"--enable-reasoning: vLLM 0\.10\.0 has no such option"):
         read_launch(old, "0.10.0")
+
+
+def test_variables_of_an_engine_are_named_without_their_values():
+    launch = read_launch("VLLM_API_KEY=secret HF_TOKEN=x vllm serve m")
+    assert launch.lines() == ["--command: variables are not read: VLLM_API_KEY"]
