@@ -228,7 +228,7 @@ def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
 
 def _policies() -> Iterator[str]:
     """List the policies with the arguments that are not keys of the engine."""
-    engine = {*inspect.signature(Scheduler).parameters, "speculation"}
+    engine = {*inspect.signature(Scheduler).parameters}
     for name, cls in POLICIES.items():
         yield f"- `{name}`{_arguments(cls, engine)}: {_first_paragraph(cls)}"
 

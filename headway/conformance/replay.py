@@ -31,6 +31,7 @@ from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
+from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
@@ -342,10 +343,9 @@ class Replay:
                 raise HeadwayError("config.speculative_config: --installed knows of no drafts")
             return RecordedInstalledScheduler(
                 InstalledBlocks(*size),
+                Limits(**options, async_scheduling=config.async_scheduling),
                 enable_prefix_caching=config.enable_prefix_caching,
                 policy_name=config.policy,
-                async_scheduling=config.async_scheduling,
-                **options,
             )
         features: list[Feature] = [Lora(config.max_loras)] if config.max_loras else []
         blocks, kinds = self._choose_blocks(size, retention, options, features)
@@ -368,10 +368,10 @@ class Replay:
         kind: Any = kinds[config.async_scheduling]
         made: Recorded = kind(
             blocks,
+            limits=Limits(**options),
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),
             features=features,
-            **options,
         )
         if config.encoder_cache_size:
             encoder_of(made).stored = {Media("image", name) for name in config.ec_cache}

@@ -21,6 +21,7 @@ from simulator.kv_cache.eagle_tree import EagleTree
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
+from simulator.schedulers.limits import Limits
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.scheduler import SgLang
@@ -406,10 +407,16 @@ class SglangReplay(Replay):
             }
         )
         chunks = config.chunked_prefill_size > 0
+        limits = Limits(
+            max_num_seqs=config.max_running_requests,
+            max_num_batched_tokens=config.chunked_prefill_size if chunks else 1,
+            enable_chunked_prefill=chunks,
+            max_model_len=config.context_length,
+            speculation=config.drafts,
+        )
         kind: Any = RecordedOverlappedSgLang if overlaps else RecordedSgLang
         if config.drafts is not None:
             kind = RecordedOverlappedSpeculative if overlaps else RecordedSpeculativeSgLang
-            options["speculation"] = config.drafts
         policy = None
         if config.scheduling_policy is not None:
             field = f"{self.case.name}: config.scheduling_policy"
@@ -420,11 +427,8 @@ class SglangReplay(Replay):
                 raise HeadwayError(one_line(error)) from error
         made: RecordedSgLang = kind(
             self._make_blocks(),
+            limits,
             order=config.schedule_policy,
-            max_num_seqs=config.max_running_requests,
-            max_num_batched_tokens=config.chunked_prefill_size if chunks else 1,
-            enable_chunked_prefill=chunks,
-            max_model_len=config.context_length,
             policy=policy,
             **options,
         )

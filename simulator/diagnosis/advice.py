@@ -22,7 +22,6 @@ from simulator.results.sample import percentiles
 from simulator.scenario.choose_scheduler import choose_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
-from simulator.scenario.policy_table import accepts
 from simulator.scenario.scenario import Scenario
 
 MOST = 4  # times a number is raised at once
@@ -159,7 +158,7 @@ class Advisor:
         """Let the host work beside the GPU, and a front end of each rank stream its tokens."""
         engine, servers = self.engine, self.engine.api_server_count
         found = []
-        if engine.follows_vllm and not engine.async_scheduling and not self.run.custom_admission:
+        if engine.follows_vllm and not engine.async_scheduling and self.run.own_scheduler is None:
             found.append(turn(self.key("async_scheduling"), False, True))
         if servers is not None and servers < engine.data_parallel_size:
             found.append(self.changed("api_server_count", engine.data_parallel_size))
@@ -254,7 +253,7 @@ class Advisor:
             return []
         to = max(1 << (int(min(max(fair, least), most)).bit_length() - 1), least)
         key = self.key("max_num_batched_tokens")
-        if self.run.custom_admission:
+        if self.run.own_scheduler is not None:
             return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
         steps = [to << k for k in range(now.bit_length()) if to << k <= most]
         whole = float(np.nanmax(self.run.table.finish) - np.nanmin(self.run.table.sent))
@@ -370,7 +369,8 @@ class Advisor:
         if asked.max_tokens is not None or given:
             return False
         longest = int((asked.prompt_tokens + asked.output_tokens).max())
-        kept = accepts(self.run.scheduler, "max_new_tokens")
+        own = self.run.own_scheduler
+        kept = own is not None and own.traits.sets_aside
         return kept and longest * WORTH < self.spec.max_model_len
 
     def _override(self) -> Iterator[Advice]:
@@ -426,7 +426,8 @@ class Advisor:
 
     def _takes(self, name: str) -> bool:
         """Say whether the scheduler knows a key; vLLM's, which policies order, knows all."""
-        return not self.run.custom_admission or accepts(self.run.scheduler, name)
+        own = self.run.own_scheduler
+        return own is None or name in own.traits.obeys
 
     def prefix_caching(self) -> list[Advice]:
         """Keep the blocks of prompts, where the scheduler can find them."""

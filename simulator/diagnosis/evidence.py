@@ -16,6 +16,8 @@ from simulator.results.record import ClusterRecord, Record, replicas_in
 from simulator.results.request_table import Flags, Floats, Ints, Rows
 from simulator.results.service_levels import Judged, goodput_of
 from simulator.results.time_series import SLICE, Leaps, arrivals, decisions
+from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
@@ -76,17 +78,10 @@ class Evidence:
         return f"{least}" if least == most else f"{least} to {most}"
 
     @cached_property
-    def custom_admission(self) -> bool:
-        """Return whether a scheduler admits by rules of its own, not by those of vLLM."""
-        from simulator.schedulers.base import SchedulerBase
-        from simulator.schedulers.vllm.scheduler import Scheduler
-
-        return issubclass(self.scheduler, SchedulerBase) and self.scheduler is not Scheduler
-
-    @cached_property
-    def scheduler(self) -> type:
-        """The class that `scheduling_policy` names, a scheduler's or a policy's."""
-        return self.record.spec.policy
+    def own_scheduler(self) -> type[SchedulerBase] | None:
+        """The scheduler that admits by rules of its own; None: by those of vLLM."""
+        named = self.record.spec.policy
+        return named if issubclass(named, SchedulerBase) and named is not Scheduler else None
 
     @cached_property
     def wait_shares(self) -> dict[str, float]:
@@ -120,8 +115,8 @@ class Evidence:
         from simulator.schedulers.static import Static
 
         nothing = dict.fromkeys((*CAUSES, ADAPTERS), 0.0)
-        spare = SPARE if self.custom_admission else inf
-        if issubclass(self.scheduler, Static):
+        spare = inf if self.own_scheduler is None else SPARE
+        if issubclass(self.record.spec.policy, Static):
             spare = 0.0
         return [
             blocked_time(log, self.engines[number], spare)

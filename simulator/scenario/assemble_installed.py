@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from typing import Any
 
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import (
@@ -19,6 +18,7 @@ from simulator.scenario.policy_table import (
     takes_variable,
 )
 from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.limits import VLLM_LIMITS, Limits
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import read_release
 from simulator.util.config import Named
@@ -33,7 +33,7 @@ REQUIRED = {
 """What an engine must have, and what is said where it has not."""
 
 
-def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
+def make_installed(spec: EngineSpec, limits: Limits) -> SchedulerBase:
     """Build the scheduler of the vLLM that is installed; ValueError by field."""
     engine = spec.engine
     environment = _plugin_policy(spec)
@@ -46,18 +46,17 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
     for key, (known, what) in REQUIRED.items():
         if getattr(engine, key) != known:
             raise ScenarioError(f"engine.{key}", what)
-    check_rules(engine, "vLLM's scheduler")
+    check_rules(engine, "vLLM's scheduler", VLLM_LIMITS)
     _check_installed(spec)
     if engine.scheduler_cls:  # else the scenario names no code
         search_in(spec.folder)
     return InstalledScheduler(
         InstalledBlocks(spec.num_gpu_blocks, engine.block_size),
+        limits,
         enable_prefix_caching=engine.enable_prefix_caching,
         policy_name="fcfs" if environment else engine.policy_name,
-        async_scheduling=engine.async_scheduling,
         scheduler_cls=engine.scheduler_cls,
         environment=environment,
-        **options,
     )
 
 

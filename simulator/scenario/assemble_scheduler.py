@@ -1,8 +1,8 @@
 """From what an engine is to its scheduler, with its policy, its options and its blocks."""
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
 from simulator.features import features_of
@@ -11,10 +11,8 @@ from simulator.scenario.assemble_blocks import make_blocks, store_time
 from simulator.scenario.choose_scheduler import choose_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import (
-    ADMISSION_RULES,
+    LIMIT_KEYS,
     ORDER,
-    VLLM_OPTIONS,
-    accepts,
     check_arguments,
     check_rules,
     construct,
@@ -24,7 +22,8 @@ from simulator.scenario.policy_table import (
 )
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.door import Door
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.limits import Limits
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
 
@@ -64,7 +63,7 @@ def _make(
     if scheduler_class is None:
         from simulator.scenario.assemble_installed import make_installed
 
-        return make_installed(spec, vllm_options(spec))
+        return make_installed(spec, make_limits(spec))
     if named and engine.speculative_config is not None:
         raise ScenarioError("engine.speculative_config", "a live engine verifies no drafts")
     if named and (feature := next(features_of(engine), None)):
@@ -74,20 +73,19 @@ def _make(
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
         warnings.warn(f"{name} {what}", HeadwayWarning, stacklevel=2)
-    options = _options(spec, scheduler_class)
-    check_rules(engine, name, options)
+    traits, parts = scheduler_class.traits, _parts(spec, scheduler_class)
+    check_rules(engine, name, traits.obeys)
     sglang, arguments = policy_name(policy_class) == "sglang", spec.arguments
     if spec.order is not None:
         order, given = spec.order
         unmade = check_only and is_own(order)
-        options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    traits = scheduler_class.traits
+        parts["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
     own = issubclass(scheduler_class, Scheduler) and scheduler_class.admit is not Scheduler.admit
     tiers = traits.has_host_tier and (traits.loads_beside or not own)
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
         raise ScenarioError("engine.kv_offloading_size", f"{told} has no host tier")
-    check_arguments(policy_class, arguments, taken=options)
+    check_arguments(policy_class, arguments, taken={*(LIMIT_KEYS & traits.obeys), *parts})
     blocks = make_blocks(
         spec,
         caching=caching,
@@ -99,50 +97,47 @@ def _make(
     if is_own(policy_class) and check_only:
         return None
     if not issubclass(policy_class, SchedulerBase):
-        policy = make_policy(spec, policy_class, arguments)
-        options["policy"] = policy
-        return scheduler_class(blocks, **options)
-    scheduler: SchedulerBase = construct(spec, scheduler_class, blocks, **options, **arguments)
+        assert issubclass(scheduler_class, Scheduler)
+        parts["policy"] = make_policy(spec, policy_class, arguments)
+        return scheduler_class(blocks, **parts)
+    scheduler: SchedulerBase = construct(spec, scheduler_class, blocks, **parts, **arguments)
     if not hasattr(scheduler, "swap_space"):
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
         raise spec.blame("engine.scheduling_policy", ValueError(wrong))
     return scheduler
 
 
-def _options(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> dict[str, Any]:
-    """Return the arguments that a scheduler takes of those that an engine has for it."""
-    engine = spec.engine
-    options = vllm_options(spec) | engine.values_of(ADMISSION_RULES) | {"rules": spec.rules}
-    options["features"] = [one.of(engine, spec.model) for one in features_of(engine)]
-    if engine.preemption_mode != "recompute":
-        options["swap_blocks"] = spec.swap_blocks
-    if engine.preemption_mode == "auto":
-        options["swap_prices"] = swap_prices(spec)
-    if scheduler_class.traits.loads_beside:
-        options |= _offloading_times(spec)
-    if engine.pipeline_parallel_size > 1:
-        options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
-    if engine.speculative_config is not None:
-        drafts = engine.speculative_config.on(spec.model.name)
-        options |= {"speculation": drafts, "seed": spec.seed}
-    return {name: value for name, value in options.items() if accepts(scheduler_class, name)}
+def _parts(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> Options:
+    """Return what a scheduler is made of beside its blocks and its policy."""
+    traits = scheduler_class.traits
+    limits = make_limits(spec, beside=traits.loads_beside).only(traits.obeys)
+    if not issubclass(scheduler_class, Scheduler):
+        return {"limits": limits}
+    features = [one.of(spec.engine, spec.model) for one in features_of(spec.engine)]
+    return {"limits": limits, "features": features, "rules": spec.rules}
 
 
-def vllm_options(spec: EngineSpec) -> dict[str, Any]:
-    """Return the arguments that vLLM's scheduler takes, too."""
-    names = ("max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS)
-    return spec.engine.values_of(names) | {"max_model_len": spec.max_model_len}
+def make_limits(spec: EngineSpec, *, beside: bool = False) -> Limits:
+    """Return the knobs of a scheduler; `beside`: blocks come from host memory beside the steps."""
+    engine, drafts = spec.engine, spec.engine.speculative_config
+    return Limits(
+        **engine.values_of(LIMIT_KEYS - {"max_model_len"}),
+        max_model_len=spec.max_model_len,
+        speculation=None if drafts is None else drafts.on(spec.model.name),
+        draft_seed=spec.seed,
+        swap_blocks=0 if engine.preemption_mode == "recompute" else spec.swap_blocks,
+        swap_prices=swap_prices(spec) if engine.preemption_mode == "auto" else None,
+        load_time=load_time(spec) if beside else None,
+        store_time=store_time(spec) if beside else None,
+    )
 
 
-def _offloading_times(spec: EngineSpec) -> dict[str, Any]:
-    """Say how long blocks take from host memory, and to it, beside the steps."""
+def load_time(spec: EngineSpec) -> Callable[[int], float]:
+    """Say how long so many blocks take from host memory, beside the steps."""
     nobody, cost = Request(-1, 0.0, 1, 1), spec.cost
-    return {
-        "load_time": lambda blocks: cost.with_copies(
-            0.0, Step([], copies=Copies(loads=[Load(nobody, blocks, fresh=True)]))
-        )[0],
-        "store_time": store_time(spec),
-    }
+    return lambda blocks: cost.with_copies(
+        0.0, Step([], copies=Copies(loads=[Load(nobody, blocks, fresh=True)]))
+    )[0]
 
 
 def swap_prices(spec: EngineSpec) -> Prices:

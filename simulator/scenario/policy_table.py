@@ -14,6 +14,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import ENGINES
 from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.limits import ALL_LIMITS, VLLM_LIMITS
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
@@ -75,32 +76,16 @@ DYNAMIC_HOOKS = ("rank", "displaces", "promote", "refresh")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
 
-VLLM_OPTIONS = (
-    "enable_chunked_prefill",
-    "long_prefill_token_threshold",
-    "long_prefill_token_threshold_adaptive",
-    "prefill_schedule_interval",
-    "scheduler_reserve_full_isl",
-    "watermark",
-    "max_num_active_seqs",
-    "max_num_scheduled_tokens",
-)
-"""Keys of the engine that a scheduler may take under the same name."""
-
 ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
-"""Rules of admission that vLLM does not have: keys of the engine that a scheduler may take, too."""
+"""Rules of admission that vLLM does not have: keys of the engine, as in `Limits`."""
+LIMIT_KEYS = ALL_LIMITS & {*EngineConfig.model_fields}
+"""Limits that are keys of the engine."""
 
 
 @lru_cache
 def signature(cls: type) -> inspect.Signature:
     """Read a constructor's arguments; once, though each replica of a fleet asks for them."""
     return inspect.signature(cls)
-
-
-def accepts(cls: type, name: str) -> bool:
-    """Say whether a scheduler's constructor knows an argument."""
-    known = signature(cls).parameters
-    return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
 def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any], Found | None]:
@@ -202,16 +187,16 @@ def ignored_keys(spec: EngineSpec) -> list[str]:
         )
     if not issubclass(cls, SchedulerBase):
         return messages
-    if engine.preemption_mode != "recompute" and not accepts(cls, "swap_blocks"):
+    if engine.preemption_mode != "recompute" and "swap_blocks" not in cls.traits.obeys:
         messages.append(
             f"{policy_name(cls)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
     absent = options_without_effect(spec.release)
-    for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
+    for name in VLLM_LIMITS:
         given = getattr(engine, name)
         default = EngineConfig.model_fields[name].default
-        if name not in absent and given != default and not accepts(cls, name):
+        if name not in absent and given != default and name not in cls.traits.obeys:
             messages.append(f"{policy_name(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
     if cls is Scheduler or tokens >= max_model_len:
@@ -280,13 +265,13 @@ def make_policy(
     return policy
 
 
-def check_rules(engine: EngineConfig, who: str, taken: Collection[str] = ()) -> None:
+def check_rules(engine: EngineConfig, who: str, obeyed: Collection[str]) -> None:
     """Refuse rules of admission and ways of preempting that a scheduler does not take."""
     for rule in ADMISSION_RULES:
         default = EngineConfig.model_fields[rule].default
-        if getattr(engine, rule) != default and rule not in taken:
+        if getattr(engine, rule) != default and rule not in obeyed:
             raise ScenarioError(f"engine.{rule}", f"{who} has no such rule")
-    if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
+    if engine.preemption_mode == "auto" and "swap_prices" not in obeyed and "swap_blocks" in obeyed:
         raise ScenarioError("engine.preemption_mode", f"{who} does not choose: swap or recompute")
 
 
@@ -297,6 +282,9 @@ def check_arguments(
     whose annotations are plain types that they are not, and name those that are missing."""
     known = signature(cls).parameters
     given = {*taken, "blocks"} if issubclass(cls, SchedulerBase) else set()
+    if given and (old := sorted(LIMIT_KEYS & {*known})):
+        what = f"{policy_name(cls)}.__init__ takes {old[0]} by itself: it is limits.{old[0]} now"
+        raise ScenarioError(field, what)
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     wrong: list[FieldError] = []
     for name, value in arguments.items():

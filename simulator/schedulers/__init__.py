@@ -5,6 +5,7 @@
 `vllm/scheduler.py`.
 """
 
+from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.scheduler import Scheduler
 
-__all__ = ["Scheduler"]
+__all__ = ["Limits", "Scheduler"]

@@ -12,22 +12,20 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
 from simulator.core.request import Chunk, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.host_memory import Prices, SwapSpace
+from simulator.kv_cache.host_memory import SwapSpace
 from simulator.policies.waiting_queues import Fifo, WaitingQueue
 from simulator.schedulers.door import Door
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.interface import LONGEST_LEAP, Traits
+from simulator.schedulers.limits import DEFAULT_LIMITS, Limits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 
 
 class SchedulerBase:
     """Takes requests in, first come, first served, and lets them end; `schedule` is a subclass'.
 
-    `max_model_len`, in tokens, ends a request whatever it still wanted to say. `swap_blocks` is
-    host memory, in KV blocks: as long as a preempted request fits into it, its blocks are copied
-    there and, before it runs again, back; otherwise they are computed again. With `swap_prices` so
-    are those for which that is cheaper. `features` are what the engine has beside: each has its say
-    in what is admitted and computed.
+    `limits` are the engine's knobs. `features` are what the engine has beside: each has its say in
+    what is admitted and computed.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -37,15 +35,11 @@ class SchedulerBase:
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        enable_chunked_prefill: bool = True,
-        swap_blocks: int = 0,
-        swap_prices: Prices | None = None,
         features: Sequence[Feature] = (),
     ) -> None:
+        self.limits = limits
         self.door: Door | None = None  # keeps requests out beyond the limits of the queue
         self.blocks = blocks
         self.tier = blocks.tier
@@ -60,13 +54,13 @@ class SchedulerBase:
         self.delivers_together = False  # answers are given when a batch is over, not each by itself
         self.drafts = bytearray()  # rows of log.DRAFT
         self.seat_rows: bytearray | None = None  # of log.SEAT; None: who has ended keeps no seat
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.enable_chunked_prefill = enable_chunked_prefill
-        self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
+        self.max_num_seqs = limits.max_num_seqs
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self.max_model_len = limits.max_model_len
+        self.enable_chunked_prefill = limits.enable_chunked_prefill
+        self.swap_space = SwapSpace(limits.swap_blocks, blocks.block_size, limits.swap_prices)
         # There are blocks for every request that max_model_len admits.
-        self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
+        self._longest_fits = blocks.most_held(limits.max_model_len - 1) <= blocks.usable
         self._check()
 
     def _check(self) -> None:

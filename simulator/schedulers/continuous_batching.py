@@ -5,15 +5,32 @@ prompts and decodes in one step.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, SIZES, Limits
 from simulator.util.errors import MappingError
 
 MaxNewTokens = int | Literal["exact"] | None
+
+
+def check_max_new_tokens(tokens: MaxNewTokens) -> MaxNewTokens:
+    """Let through how long clients let an answer be that have no `max_tokens` of their own.
+
+    A number of tokens, at which answers are cut off; None, as many as `max_model_len` has room for;
+    or `exact`, the very length of the answer, as in a benchmark that sends `max_tokens` and ignores
+    the end of sequence. The engine does not know how long it will be.
+    """
+    number = isinstance(tokens, int) and not isinstance(tokens, bool)
+    if tokens not in (None, "exact") and not (number and int(tokens) > 0):
+        what = f"must be a whole number of at least 1, null or exact, not {tokens!r}"
+        raise MappingError("max_new_tokens", what)
+    return tokens
+
 
 WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_tokens)"
 
@@ -25,53 +42,24 @@ class ContinuousBatching(SchedulerBase):
     then others are admitted. There must be blocks for a whole prompt to admit it, and the last
     admitted is preempted, to be computed again, when the decodes lack a block.
 
-    `max_new_tokens` says how long clients let an answer be whose requests have no `max_tokens` of
-    their own: a number of tokens, at which answers are cut off; None, as many as
-    `max_model_len` has room for; or `exact`, the very length of the answer, as in a benchmark that
-    sends `max_tokens` and ignores the end of sequence. The engine does not know how long it will
-    be.
-
     Where it `reserves`, each running request has the blocks reserved that it may come to need: then
     nobody who runs ever lacks a block, and many blocks stay empty. They count as used, though they
     are taken as tokens come. Blocks of a common prefix, which several hold, are reserved once.
     """
 
-    traits: ClassVar[Traits] = Traits(caches_prefixes=False, has_host_tier=False)
+    traits: ClassVar[Traits] = Traits(caches_prefixes=False, has_host_tier=False, obeys=BUDGET)
     reserves: ClassVar[bool] = False
     """Blocks for whole answers are set aside on admission."""
     whole_prompts: ClassVar[bool] = False
     """Prompts are not split: the budget is raised until a step can hold the longest."""
+    max_new_tokens: MaxNewTokens = None
 
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        max_new_tokens: MaxNewTokens = None,
-        *,
-        enable_chunked_prefill: bool = True,
-        watermark: float = 0.0,
-        swap_blocks: int = 0,
-    ) -> None:
-        self.max_new_tokens = max_new_tokens
-        number = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
-        good = max_new_tokens in (None, "exact") or (number and int(max_new_tokens or 0) > 0)
-        if not good:
-            what = f"must be a whole number of at least 1, null or exact, not {max_new_tokens!r}"
-            raise MappingError("max_new_tokens", what)
+    def __init__(self, blocks: BlockCounter, limits: Limits = DEFAULT_LIMITS) -> None:
         if self.whole_prompts:
-            max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
-        SchedulerBase.__init__(
-            self,
-            blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            enable_chunked_prefill=enable_chunked_prefill and not self.whole_prompts,
-            swap_blocks=swap_blocks,
-        )
-        self.watermark_blocks = int(watermark * (blocks.usable + 1))
+            tokens = max(limits.max_num_batched_tokens, limits.max_model_len)
+            limits = replace(limits, max_num_batched_tokens=tokens, enable_chunked_prefill=False)
+        super().__init__(blocks, limits)
+        self.watermark_blocks = int(limits.watermark * (blocks.usable + 1))
 
     def output_limit(self, request: Request) -> int:
         tokens, most = super().output_limit(request), self.max_new_tokens
@@ -194,19 +182,20 @@ class Orca(ContinuousBatching):
     There is no token budget. Headway leaves out the pipelining over several workers.
     """
 
+    traits = replace(ContinuousBatching.traits, obeys=SIZES, sets_aside=True)
     reserves: ClassVar[bool] = True
     whole_prompts: ClassVar[bool] = True
 
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         max_new_tokens: MaxNewTokens = None,
-        max_num_seqs: int = 32,
-        max_model_len: int = 8192,
     ) -> None:
-        never_reached = max_num_seqs * max_model_len
-        super().__init__(blocks, max_num_seqs, never_reached, max_model_len, max_new_tokens)
+        self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        never_reached = limits.max_num_seqs * limits.max_model_len
+        super().__init__(blocks, replace(limits, max_num_batched_tokens=never_reached))
 
 
 class Sarathi(ContinuousBatching):
@@ -223,15 +212,4 @@ class Sarathi(ContinuousBatching):
     Headway leaves out dynamic chunk sizes and pipeline parallelism.
     """
 
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        *,
-        max_num_seqs: int = 128,
-        max_num_batched_tokens: int = 512,
-        max_model_len: int = 8192,
-        watermark: float = 0.01,
-    ) -> None:
-        super().__init__(
-            blocks, max_num_seqs, max_num_batched_tokens, max_model_len, watermark=watermark
-        )
+    traits = replace(ContinuousBatching.traits, obeys=BUDGET | {"watermark"})

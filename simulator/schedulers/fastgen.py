@@ -1,7 +1,6 @@
 """DeepSpeed-FastGen's Dynamic SplitFuse."""
 
 from simulator.core.request import Request, Step
-from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.continuous_batching import ContinuousBatching
 
 
@@ -19,16 +18,6 @@ class FastGen(ContinuousBatching):
     first that is free. Where nobody at all can go on, MII calls it a deadlock, drops the whole
     cache and computes every request again; so does this class, as a preemption of each.
     """
-
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        *,
-        max_num_seqs: int = 512,
-        max_num_batched_tokens: int = 768,
-        max_model_len: int = 8192,
-    ) -> None:
-        super().__init__(blocks, max_num_seqs, max_num_batched_tokens, max_model_len)
 
     def fill(self, step: Step) -> None:
         self._try_fill(step)

@@ -17,6 +17,7 @@ from simulator.kv_cache.tiers import HostTier
 from simulator.policies.waiting_queues import WaitingQueue
 from simulator.schedulers.door import Door
 from simulator.schedulers.feature import Feature
+from simulator.schedulers.limits import ALL_LIMITS
 from simulator.schedulers.running_requests import RunningRequests
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -44,6 +45,10 @@ class Traits:
     """It can work with a host tier of the prefix cache."""
     loads_beside: bool = False
     """Blocks come from there, and go there, while others compute."""
+    obeys: frozenset[str] = ALL_LIMITS
+    """Fields of `Limits` that it heeds: it sees the others at their defaults."""
+    sets_aside: bool = False
+    """It keeps memory for answers as long as their clients let them be."""
     headroom: int = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
 

@@ -4,6 +4,7 @@ As in the textbooks, and as `generate` of Hugging Face in a loop.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 from simulator.core.log import pack_seat
@@ -11,6 +12,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, SIZES, Limits
 from simulator.util.errors import MappingError
 from simulator.util.from_mapping import raise_if
 
@@ -40,27 +42,21 @@ class Static(SchedulerBase):
     `batch_size` is `max_num_seqs` unless given.
     """
 
-    traits = Traits(caches_prefixes=False)
+    traits = Traits(caches_prefixes=False, obeys=BUDGET)
 
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         batch_size: int | None = None,
         timeout: float = 0.1,
         deliver: Deliver = "each",
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_model_len: int = 8192,
     ) -> None:
-        super().__init__(
-            blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-        )
+        super().__init__(blocks, limits)
         if isinstance(blocks, BlockManager) and blocks.prefix_caching:
             raise MappingError("blocks", "static batching has no prefix cache")
+        max_num_seqs = limits.max_num_seqs
         if batch_size is None:
             batch_size = max_num_seqs
         raise_if(
@@ -239,21 +235,21 @@ class HfStatic(Static):
     returns all answers of a batch together, as `deliver: batch` does; `each` stands for a streamer.
     """
 
+    traits = replace(Static.traits, obeys=SIZES)
+
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         batch_size: int | None = None,
         deliver: Deliver = "each",
-        max_num_seqs: int = 256,
-        max_model_len: int = 8192,
     ) -> None:
+        never_reached = limits.max_num_seqs * limits.max_model_len
         super().__init__(
             blocks,
+            replace(limits, max_num_batched_tokens=never_reached),
             deliver=deliver,
-            batch_size=min(8, max_num_seqs) if batch_size is None else batch_size,
+            batch_size=min(8, limits.max_num_seqs) if batch_size is None else batch_size,
             timeout=0.0,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs * max_model_len,  # never reached
-            max_model_len=max_model_len,
         )

@@ -1,6 +1,7 @@
 """Text Generation Inference: prompts interrupt the batch that decodes, but not too often."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
@@ -9,7 +10,9 @@ from simulator.schedulers.continuous_batching import (
     WITH_ANSWER,
     ContinuousBatching,
     MaxNewTokens,
+    check_max_new_tokens,
 )
+from simulator.schedulers.limits import DEFAULT_LIMITS, Limits
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
 
@@ -34,17 +37,17 @@ class Tgi(ContinuousBatching):
     reserves = True
     whole_prompts = True
 
+    traits = replace(ContinuousBatching.traits, sets_aside=True)
+
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         waiting_served_ratio: float = 0.3,
         max_waiting_tokens: int = 20,
         max_batch_total_tokens: int | None = None,
         max_new_tokens: MaxNewTokens = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 4096,
-        max_model_len: int = 8192,
     ) -> None:
         total = max_batch_total_tokens
         raise_if(
@@ -56,9 +59,8 @@ class Tgi(ContinuousBatching):
                 f"must be at least block_size ({blocks.block_size}), not {total}",
             ),
         )
-        super().__init__(
-            blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_new_tokens
-        )
+        self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        super().__init__(blocks, limits)
         self.queue = self.waiting = Fifo()
         self.waiting_served_ratio = waiting_served_ratio
         self.max_waiting_tokens = max_waiting_tokens

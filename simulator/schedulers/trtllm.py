@@ -7,8 +7,13 @@ from itertools import islice
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
-from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
+from simulator.schedulers.continuous_batching import (
+    ContinuousBatching,
+    MaxNewTokens,
+    check_max_new_tokens,
+)
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, Limits
 from simulator.util.errors import MappingError
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
@@ -60,32 +65,27 @@ class TrtLlm(ContinuousBatching):
     can then wait for ever for blocks that they hold.
     """
 
-    traits = Traits(has_host_tier=False)
+    traits = Traits(
+        has_host_tier=False,
+        obeys=BUDGET | {"enable_chunked_prefill"},
+        sets_aside=True,
+    )
     reserves = True
     waiting: ByArrival
 
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         capacity_scheduler_policy: str = GUARANTEED_NO_EVICT,
         max_new_tokens: MaxNewTokens = None,
-        max_num_seqs: int = 2048,
-        max_num_batched_tokens: int = 8192,
-        max_model_len: int = 8192,
-        enable_chunked_prefill: bool = False,
     ) -> None:
         if capacity_scheduler_policy not in POLICIES:
             what = f"must be {', '.join(POLICIES)}, not {capacity_scheduler_policy!r}"
             raise MappingError("capacity_scheduler_policy", what)
-        super().__init__(
-            blocks,
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_model_len,
-            max_new_tokens,
-            enable_chunked_prefill=enable_chunked_prefill,
-        )
+        self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        super().__init__(blocks, limits)
         self.waiting = ByArrival()
         self.reserves = capacity_scheduler_policy != MAX_UTILIZATION  # type: ignore[misc]
         self.policy = capacity_scheduler_policy

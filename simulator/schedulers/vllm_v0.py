@@ -5,6 +5,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, Limits
 from simulator.util.from_mapping import check_range, raise_if
 
 
@@ -42,29 +43,23 @@ class VllmV0(ContinuousBatching):
     vLLM's was off by default.
     """
 
-    traits = Traits(caches_prefixes=False, has_host_tier=False, headroom=1)
+    traits = Traits(
+        caches_prefixes=False,
+        has_host_tier=False,
+        headroom=1,
+        obeys=BUDGET | {"watermark", "swap_blocks"},
+    )
     whole_prompts = True
 
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         scheduler_delay_factor: float = 0.0,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_model_len: int = 8192,
-        watermark: float = 0.01,
-        swap_blocks: int = 0,
     ) -> None:
         raise_if(check_range("scheduler_delay_factor", scheduler_delay_factor, 0, 1000))
-        super().__init__(
-            blocks,
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_model_len,
-            watermark=watermark,
-            swap_blocks=swap_blocks,
-        )
+        super().__init__(blocks, limits)
         self.queue = self.waiting = SwappedByArrival()
         self.delay = scheduler_delay_factor
         self._prompts_at = -1.0  # when the last step began, if it was one of prompts

@@ -31,7 +31,7 @@ from simulator.simulation.cluster import drop_lost_rows, sessions_of
 from simulator.workload.workload import Workload
 from tests.cluster.test_resilience import impatient
 from tests.engine.test_laws import _unroll, clocks, workloads
-from tests.support.engines import Clock, workload
+from tests.support.engines import Clock, made, workload
 from tests.support.failures import failing, scaling
 
 OVERLAPPING = {Producer: AsyncProducer, Consumer: AsyncConsumer}
@@ -117,7 +117,7 @@ def engines(draw: st.DrawFn) -> Make:
             BlockCounter(count, size) if caching is None else BlockManager(count, size, caching)
         )
         kind = OVERLAPPING[kind] if overlaps else kind
-        return kind(blocks, policy=policy and policy(), **limits)
+        return made(kind, blocks, policy=policy and policy(), **limits)
 
     return make
 
@@ -197,7 +197,7 @@ def _check_ends(world: World, count: int) -> None:
 def half(kind: type[Scheduler], count: int = 1000, caching: bool = False, **options) -> Scheduler:
     """Blocks of 4 tokens."""
     blocks = BlockManager(count, 4, True) if caching else BlockCounter(count, 4)
-    return kind(blocks, **options)
+    return made(kind, blocks, **options)
 
 
 def world(load: Workload, counts: tuple[int, int] = (1, 1), make: Make = half, **blocks) -> World:

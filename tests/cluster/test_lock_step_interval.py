@@ -21,7 +21,7 @@ from simulator.engine.loop import LoopTimer
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from tests.support.engines import Clock
+from tests.support.engines import Clock, made
 
 RECORDED = json.loads(
     gzip.decompress((Path(__file__).parent / "lock_step_interval.json.gz").read_bytes())
@@ -64,7 +64,8 @@ def play(
     cores = [
         SeenRank(
             env,
-            kind(
+            made(
+                kind,
                 BlockCounter(config["num_gpu_blocks"], config["block_size"]),
                 prefill_schedule_interval=case["interval"] if interval is None else interval,
                 **{name: config[name] for name in names},

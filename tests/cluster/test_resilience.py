@@ -34,7 +34,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import drop_lost_rows, sessions_of
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
-from tests.support.engines import Clock, fcfs, workload
+from tests.support.engines import Clock, fcfs, made, workload
 from tests.support.failures import failing, scaling
 
 
@@ -180,7 +180,7 @@ def test_a_request_that_takes_too_long_leaves_at_the_end_of_a_step() -> None:
 
 def overlapping(**options: object) -> Scheduler:
     """An engine that decides a step when the one before begins."""
-    return AsyncScheduler(BlockCounter(1000, 4), **options)
+    return made(AsyncScheduler, BlockCounter(1000, 4), **options)
 
 
 def test_a_batch_in_flight_goes_on_without_the_request_that_leaves() -> None:

@@ -10,6 +10,7 @@ from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.conformance import make, play, recorded, steps_of
+from tests.support.engines import made
 
 
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
@@ -167,7 +168,8 @@ def test_an_arrival_behind_the_head_may_let_the_head_fit(tmp_path: Path, leap: b
 def test_blocks_are_handed_out_in_the_order_of_the_running_list() -> None:
     """Also where a prompt under a cap stands before a decode: which block is whose decides later
     who finds what in the prefix cache."""
-    scheduler = Scheduler(
+    scheduler = made(
+        Scheduler,
         BlockManager(20, 4, prefix_caching=True),
         max_num_seqs=4,
         max_num_batched_tokens=64,

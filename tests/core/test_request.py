@@ -3,12 +3,13 @@
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
+from tests.support.engines import made
 
 
 def play(swap_blocks: int) -> list[tuple[str, str]]:
     """Return the states of two requests that do not fit together, step by step."""
     options = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 16}
-    one = Scheduler(BlockCounter(4, 4), swap_blocks=swap_blocks, **options)
+    one = made(Scheduler, BlockCounter(4, 4), swap_blocks=swap_blocks, **options)
     first, second = Request(0, 0.0, 4, 4), Request(1, 0.0, 4, 4)
     one.add(first)
     one.add(second)

@@ -22,7 +22,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.costs import with_overhead
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0], [8, 2.0]], decode_per_context=0.125, prefill=0.5)
 TERMS = Overhead(
@@ -117,7 +117,7 @@ def test_the_host_takes_what_steps_take_beyond_their_kernels(
             return timing
 
     def scheduler() -> Scheduler:
-        return kind(BlockCounter(blocks, 4), max_num_seqs=4, max_num_batched_tokens=16)
+        return made(kind, BlockCounter(blocks, 4), max_num_seqs=4, max_num_batched_tokens=16)
 
     stepped, _ = play(load, scheduler(), Watched(), leap=False)
     leapt, _ = play(load, scheduler(), cost)

@@ -27,7 +27,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.workload import Workload
 from tests.support.costs import overhead_of, with_overhead
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.with_fields import with_fields
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0]])
@@ -259,7 +259,7 @@ def test_leaps_with_the_longest_are_steps(
     for leap in (True, False):
         kind = AsyncScheduler if overlaps else Scheduler
         manager = BlockManager(blocks * 4, 4, prefix_caching=False)
-        scheduler = kind(manager, max_num_seqs=3, max_num_batched_tokens=16)
+        scheduler = made(kind, manager, max_num_seqs=3, max_num_batched_tokens=16)
         log, client = play(load, scheduler, cost, leap=leap)
         assert client.done == len(load)
         rows.append((log.requests.tolist(), log.tick_ends))

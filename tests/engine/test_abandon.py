@@ -12,7 +12,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from tests.support.engines import Clock, fcfs, workload
+from tests.support.engines import Clock, fcfs, made, workload
 
 both = pytest.mark.parametrize("leap", [True, False])
 
@@ -77,7 +77,7 @@ def check_runs(replica: Replica, client: Client) -> None:
 def test_the_runs_of_an_abandoned_request_hold_its_tokens(leap, named, at) -> None:
     """As for those who ended; a preempted one included, 33 blocks being too few for all."""
     blocks = BlockManager(33, 4, prefix_caching=True) if named else BlockCounter(33, 4)
-    scheduler = Scheduler(blocks, max_num_seqs=3, max_num_batched_tokens=8)
+    scheduler = made(Scheduler, blocks, max_num_seqs=3, max_num_batched_tokens=8)
     check_runs(*stopped(leap, at, scheduler))
 
 
@@ -85,15 +85,20 @@ def test_the_runs_of_an_abandoned_request_hold_its_tokens(leap, named, at) -> No
 @pytest.mark.parametrize("at", np.arange(0.25, 12.0, 0.5).tolist())
 def test_static_batches_can_be_abandoned_at_any_moment(leap: bool, at: float) -> None:
     """While prompts are computed, while some wait for the others' prompts, among ghosts."""
-    scheduler = Static(
-        BlockCounter(100, 4), batch_size=3, timeout=1.0, max_num_seqs=3, max_num_batched_tokens=9
+    scheduler = made(
+        Static,
+        BlockCounter(100, 4),
+        batch_size=3,
+        timeout=1.0,
+        max_num_seqs=3,
+        max_num_batched_tokens=9,
     )
     check_runs(*stopped(leap, at, scheduler))
 
 
 def overlapped() -> Scheduler:
     """An asynchronous engine with too few blocks for all."""
-    return AsyncScheduler(BlockCounter(33, 4), max_num_seqs=3, max_num_batched_tokens=8)
+    return made(AsyncScheduler, BlockCounter(33, 4), max_num_seqs=3, max_num_batched_tokens=8)
 
 
 @both

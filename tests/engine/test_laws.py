@@ -27,7 +27,7 @@ from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
-from tests.support.engines import Clock
+from tests.support.engines import Clock, made
 from tests.support.engines import play as play_with
 from tests.support.other_engines import answers, other_engines, rejections
 from tests.support.single_steps import expand_steps
@@ -40,9 +40,11 @@ POLICY_TRIALS: dict[str, Callable[[], object]] = {
 }
 """Every policy, with its defaults and with the arguments that it names."""
 PIPELINES = [
-    partial(PipelineScheduler, pipeline_parallel_size=stages, async_scheduling=ahead)
+    partial(made, PipelineScheduler, pipeline_parallel_size=stages, async_scheduling=ahead)
     for stages, ahead in ((2, False), (2, True), (3, False), (4, True))
 ]
+IN_STEP, AHEAD = partial(made, Scheduler), partial(made, AsyncScheduler)
+DYNAMIC = partial(made, DynamicScheduler)
 PLAIN = ["fcfs", "fcfs", "static", "contiguous"]
 
 
@@ -139,7 +141,8 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
         timeout = draw(st.sampled_from([0.0, 0.1, 0.5, 3.0]))
         deliver = draw(st.sampled_from(["each", "batch"]))
         tables = draw(st.booleans())
-        return lambda: Static(
+        return lambda: made(
+            Static,
             BlockManager(num_blocks, size, False) if tables else BlockCounter(num_blocks, size),
             batch_size=batch,
             timeout=timeout,
@@ -147,7 +150,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
             **limits,
         )
     if kind == "contiguous":
-        return lambda: Scheduler(BlockCounter(max(2, num_blocks // 20), 64), **limits)
+        return lambda: made(Scheduler, BlockCounter(max(2, num_blocks // 20), 64), **limits)
     memory = draw(st.sampled_from(["counted", "named", "own"]))
     caching = draw(st.booleans())
     options = {
@@ -163,7 +166,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
         ),
     }
     policy = POLICY_TRIALS.get(kind, lambda: None)
-    mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES * pipelines]))
+    mechanism = draw(st.sampled_from([IN_STEP, AHEAD, *PIPELINES * pipelines]))
     releases = [*families().values()]
     if hasattr(policy(), "victim"):  # what the oldest do to those they pick cannot be simulated
         releases = releases[1:]
@@ -176,8 +179,8 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
         limits["max_num_batched_tokens"] = limits["max_model_len"]
     tier = draw(st.sampled_from([None, None, 5, 1000]))
     if any(hasattr(policy(), hook) for hook in DYNAMIC_HOOKS):
-        mechanism = draw(st.sampled_from([DynamicScheduler, AsyncDynamicScheduler]))
-    one_batch = mechanism in (Scheduler, DynamicScheduler)  # in flight
+        mechanism = draw(st.sampled_from([DYNAMIC, partial(made, AsyncDynamicScheduler)]))
+    one_batch = mechanism in (IN_STEP, DYNAMIC)  # in flight
     tree = one_batch and draw(st.sampled_from([False, False, True]))
     if one_batch:
         options["swap_blocks"] = draw(st.sampled_from([0, 0, 5, 1000]))

@@ -19,7 +19,7 @@ from simulator.schedulers.vllm.rules import NEWEST_RELEASE, families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, engines, workloads
-from tests.support.engines import Clock, fcfs, play
+from tests.support.engines import Clock, fcfs, made, play
 from tests.support.reference_scheduler import ReferenceScheduler
 
 # ---------------------------------------------------------------- vLLM's own loop
@@ -141,7 +141,7 @@ def test_the_scheduler_decides_as_vllms_own_loop_does(todo, chosen, size, data) 
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]
     usable = data.draw(st.integers(1, 120)) // size + 1
     blocks = BlockManager(usable + 1, size, caching) if named else BlockCounter(usable + 1, size)
-    scheduler = Scheduler(blocks, policy=policy, **chosen)
+    scheduler = made(Scheduler, blocks, policy=policy, **chosen)
     naive = ReferenceScheduler(
         usable + 1,
         size,

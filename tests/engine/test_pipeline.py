@@ -20,15 +20,15 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engine.test_laws import clocks, workloads
-from tests.support.engines import Clock, Stages, play, workload
+from tests.support.engines import Clock, Stages, made, play, workload
 
 
 def stages(count=2, ahead=False, num_blocks=1000, block_size=4, **options):
     """An engine of so many stages, without a prefix cache; a step holds 4 tokens."""
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 4, **options}
     blocks = BlockCounter(num_blocks, block_size)
-    return PipelineScheduler(
-        blocks, pipeline_parallel_size=count, async_scheduling=ahead, **options
+    return made(
+        PipelineScheduler, blocks, pipeline_parallel_size=count, async_scheduling=ahead, **options
     )
 
 
@@ -48,7 +48,7 @@ def test_a_scheduler_that_does_nothing_though_somebody_waits_is_an_error():
         def schedule(self, now):
             return Step([])
 
-    lazy = Lazy(BlockCounter(9, 4), pipeline_parallel_size=2, async_scheduling=False)
+    lazy = made(Lazy, BlockCounter(9, 4), pipeline_parallel_size=2, async_scheduling=False)
     with pytest.raises(RuntimeError, match="does nothing though requests wait"):
         play(workload((0.5, 4, 1)), lazy, Stages(Clock(1.0), (1.0, 1.0)))
 
@@ -234,7 +234,7 @@ def single_stage(draw):
         else:
             blocks = (UnsharedPrefixCache if memory == "own" else BlockCounter)(count, size)
         policy = Priority() if ordered else None
-        return scheduler_class(blocks, policy=policy, **options, **more)
+        return made(scheduler_class, blocks, policy=policy, **options, **more)
 
     return make
 

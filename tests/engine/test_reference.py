@@ -11,7 +11,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.reference import Reference, StepTokens, serve
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engine.test_laws import clocks, times
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, made, play, workload
 from tests.support.single_steps import expand_steps
 
 limits = st.fixed_dictionaries(
@@ -64,7 +64,7 @@ def test_the_engine_serves_as_the_reference_does(drawn, limits, data) -> None:
     named, leap = data.draw(st.booleans()), data.draw(st.booleans())
     clock = data.draw(clocks)
     blocks = BlockManager(num_blocks, size, False) if named else BlockCounter(num_blocks, size)
-    log, _ = play(workload(*drawn), Scheduler(blocks, **limits), clock, leap=leap)
+    log, _ = play(workload(*drawn), made(Scheduler, blocks, **limits), clock, leap=leap)
     watch = Watch(Reference(num_blocks, size, **limits), clock)
     requests = [Request(number, *one) for number, one in enumerate(drawn)]
     served = serve(requests, watch.scheduler, watch.seconds)

@@ -11,6 +11,7 @@ from simulator.costs.linear import LinearCost
 from simulator.features.lora.lora import Lora
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
+from tests.support.engines import made
 from tests.support.scenarios import errors
 
 # A step takes 0.1 s and what adapters add: 1 prompt and 9 decodes are 1 s.
@@ -25,7 +26,7 @@ workload:
 
 
 def scheduler(max_loras: int, **options: Any) -> Scheduler:
-    return Scheduler(BlockCounter(1000, 4), features=[Lora(max_loras)], **options)
+    return made(Scheduler, BlockCounter(1000, 4), features=[Lora(max_loras)], **options)
 
 
 def ask(id: int, model: str = "", output: int = 3) -> Request:

@@ -13,6 +13,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.rules import Release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
+from tests.support.engines import made
 
 # A step takes 0.1 s, and 10 ms for each token of an image.
 SCENARIO = """
@@ -32,7 +33,7 @@ def scheduler(size: int, budget: int, *, whole: bool = False, **options: Any) ->
     limits = EncoderLimits(size, budget, whole)
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 100} | options
     blocks = options.pop("blocks", None) or BlockCounter(1000, 4)
-    return Scheduler(blocks, features=[Images(limits)], **options)
+    return made(Scheduler, blocks, features=[Images(limits)], **options)
 
 
 def ask(id: int, *parts: int | tuple[str, int], output: int = 3) -> Request:

@@ -18,7 +18,7 @@ from simulator.results.record import Record
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
 from simulator.schedulers.static import Static
 from simulator.workload.workload import Workload
-from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.engines import Clock, fcfs, made, play, workload
 from tests.support.logs import TICK, LoggedRun, logged_runs, summarize
 
 LOAD = workload(*((0.5 * i, 8 + i % 7, 1 + 5 * (i % 9)) for i in range(60)))
@@ -39,7 +39,7 @@ class Ran(Record):
 @pytest.fixture(scope="module")
 def runs() -> list[Ran]:
     """The same requests in static and in continuous batches."""
-    static = Static(BlockCounter(1000, 4), max_num_seqs=8, max_num_batched_tokens=64)
+    static = made(Static, BlockCounter(1000, 4), max_num_seqs=8, max_num_batched_tokens=64)
     engines = [static, fcfs(max_num_seqs=8, max_num_batched_tokens=64)]
     played = [play(LOAD, engine, Clock(0.1, 0.001)) for engine in engines]
     return [Ran(log, np.array(client.sent)) for log, client in played]

@@ -21,7 +21,7 @@ from simulator.models.spec import RopeScaling  # noqa: E402
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler  # noqa: E402
 from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
 from simulator.util.errors import HeadwayError  # noqa: E402
-from tests.support.engines import play, workload  # noqa: E402
+from tests.support.engines import made, play, workload  # noqa: E402
 from tests.support.reference_transformer import logits  # noqa: E402
 from tests.support.tiny_models import QWEN  # noqa: E402
 from tests.support.with_fields import with_fields  # noqa: E402
@@ -97,7 +97,9 @@ def test_rows_of_requests_that_are_over_are_given_up(engine: Engine) -> None:
     """A long run needs no more rows than requests at once, and the slack."""
     load = workload(*((2.0 * i, 2, 2) for i in range(150)))
     blocks = BlockManager(200, 4, prefix_caching=False)
-    scheduler = Scheduler(blocks, max_num_seqs=6, max_num_batched_tokens=12, max_model_len=128)
+    scheduler = made(
+        Scheduler, blocks, max_num_seqs=6, max_num_batched_tokens=12, max_model_len=128
+    )
     engine.reset()
     play(load, scheduler, TorchExecutor(engine, scheduler))
     assert len(engine.states.num_tokens) <= 128
@@ -144,7 +146,7 @@ def test_models_that_the_engine_does_not_run_are_refused() -> None:
 
 def test_a_scheduler_that_does_not_match_the_engine_is_refused(engine: Engine) -> None:
     """All that is wrong is told at once, each with the scenario's key."""
-    scheduler = AsyncScheduler(BlockCounter(1000, 16), max_model_len=513)
+    scheduler = made(AsyncScheduler, BlockCounter(1000, 16), max_model_len=513)
     with pytest.raises(HeadwayError) as caught:
         TorchExecutor(engine, scheduler)
     assert [message.split(":")[0] for message in caught.value.messages] == [

@@ -24,7 +24,7 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.load import load_model
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 
 CPU = torch.device("cpu")
 
@@ -350,7 +350,9 @@ def answers(*, pads: bool) -> tuple[list[list[int] | None], Counter[int]]:
         )  # fmt: skip
         engine.graphs = Graphs(engine.model, engine.inputs)
     blocks = BlockManager(60, 16, prefix_caching=True)
-    scheduler = Scheduler(blocks, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=200)
+    scheduler = made(
+        Scheduler, blocks, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=200
+    )
     executor = TorchExecutor(engine, scheduler)
     sizes: Counter[int] = Counter()
 

@@ -14,7 +14,7 @@ from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
 from simulator.schedulers.static import Static  # noqa: E402
 from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
-from tests.support.engines import listed, play, workload  # noqa: E402
+from tests.support.engines import listed, made, play, workload  # noqa: E402
 
 BLOCK = 4
 RANDOM = np.random.default_rng(5)
@@ -93,13 +93,17 @@ def test_a_step_that_goes_on_is_the_step_listed(kind: str, engine: Engine) -> No
     blocks = BlockManager(60 if kind in {"recompute", "swap"} else 400, BLOCK, prefix_caching=True)
     options = {"max_num_seqs": 12, "max_num_batched_tokens": 2048, "max_model_len": 200}
     if kind == "static":
-        scheduler: Scheduler = Static(
-            BlockManager(400, BLOCK, prefix_caching=False), batch_size=6, timeout=5.0, **options
+        scheduler: Scheduler = made(
+            Static,
+            BlockManager(400, BLOCK, prefix_caching=False),
+            batch_size=6,
+            timeout=5.0,
+            **options,
         )
     else:
         options["swap_blocks"] = 200 if kind == "swap" else 0
         options["max_num_batched_tokens"] = 24 if kind == "chunked" else 2048
-        scheduler = Scheduler(blocks, **options)  # type: ignore[arg-type]
+        scheduler = made(Scheduler, blocks, **options)  # type: ignore[arg-type]
     executor = Compared(engine, scheduler)
 
     class Ticks:

@@ -19,7 +19,7 @@ from simulator.policies.orders import Priority  # noqa: E402
 from simulator.schedulers.static import Static  # noqa: E402
 from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
 from simulator.workload.workload import Workload  # noqa: E402
-from tests.support.engines import listed, play, workload  # noqa: E402
+from tests.support.engines import listed, made, play, workload  # noqa: E402
 from tests.support.reference_transformer import likeliest  # noqa: E402
 
 
@@ -88,7 +88,7 @@ OPTIONS = {"max_num_seqs": 6, "max_num_batched_tokens": 12, "max_model_len": 128
 def test_batched_and_chunked_texts_are_those_of_each_request_alone(engine: Engine) -> None:
     """Steps mix prompts, chunks of prompts and decodes."""
     load = mixed_requests()
-    done, _ = live(engine, load, Scheduler(manager(200), **OPTIONS))
+    done, _ = live(engine, load, made(Scheduler, manager(200), **OPTIONS))
     assert done.mixed > 10
     assert done.chunked > 10
     assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
@@ -99,7 +99,9 @@ def test_batched_and_chunked_texts_are_those_of_each_request_alone(engine: Engin
 def test_preempted_texts_are_those_of_each_request_alone(engine: Engine, swap_blocks: int) -> None:
     """17 blocks for requests of up to 16: preemption by recompute, by swap, by either in turn."""
     load = mixed_requests()
-    done, rows = live(engine, load, Scheduler(manager(18), swap_blocks=swap_blocks, **OPTIONS))
+    done, rows = live(
+        engine, load, made(Scheduler, manager(18), swap_blocks=swap_blocks, **OPTIONS)
+    )
     assert rows["preemptions"].sum() >= 5
     assert (done.out > 0) == (swap_blocks > 0)
     assert done.out == done.back
@@ -114,7 +116,7 @@ def test_texts_under_priorities_are_those_of_each_request_alone(
     """A victim may lose what this very step was to compute."""
     load = mixed_requests(16)
     load.priority = np.arange(16)[::-1] % 5
-    scheduler = Scheduler(manager(18), policy=Priority(), swap_blocks=swap_blocks, **OPTIONS)
+    scheduler = made(Scheduler, manager(18), policy=Priority(), swap_blocks=swap_blocks, **OPTIONS)
     done, rows = live(engine, load, scheduler)
     assert rows["preemptions"].sum() >= 5
     assert (done.out > 0) == (swap_blocks > 0)
@@ -138,7 +140,7 @@ def test_texts_over_shared_pages_are_those_of_each_request_alone(
         )
         for i, n in enumerate(load.prompt_tokens.tolist())
     ]
-    scheduler = Scheduler(manager(num_blocks, True), swap_blocks=swap_blocks, **OPTIONS)
+    scheduler = made(Scheduler, manager(num_blocks, True), swap_blocks=swap_blocks, **OPTIONS)
     done, rows = live(engine, load, scheduler)
     assert done.shared > 3
     assert rows["cached"].sum() > 30
@@ -153,7 +155,7 @@ def test_a_later_turn_quotes_the_answers_before_it(engine: Engine) -> None:
     load = workload((0.0, 10, 9), (None, 25, 6))
     load.after, load.delay = np.array([-1, 0]), np.zeros(2)
     load.segments = [None, ((("in", 0), 10), (("out", 0), 9), (("in", 1), 6))]
-    _, rows = live(engine, load, Scheduler(manager(200, True), **OPTIONS))
+    _, rows = live(engine, load, made(Scheduler, manager(200, True), **OPTIONS))
     assert rows["cached"].tolist() == [0, 16]
     assert {i: engine.answer(i) for i in range(2)} == texts(engine, load)
 
@@ -161,7 +163,7 @@ def test_a_later_turn_quotes_the_answers_before_it(engine: Engine) -> None:
 def test_a_static_batch_gives_the_text_of_the_padded_prompt(engine: Engine) -> None:
     """Padding is computed like any token: the engine has no mask for it."""
     load = workload((0, 5, 6), (0, 9, 3))
-    live(engine, load, Static(manager(200), batch_size=2, max_model_len=128))
+    live(engine, load, made(Static, manager(200), batch_size=2, max_model_len=128))
     prompt = [0] * 4 + prompt_ids(Request(0, 0.0, 5, 6), engine.spec.vocab_size).tolist()
     answer = (engine.answer(0) or [])[:6]
     assert len(answer) == 6

@@ -15,7 +15,7 @@ from simulator.kv_cache.tiers import HostTier
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, made, play, workload
 
 
 def ask(id: int, *segments: tuple[object, int]) -> Request:
@@ -124,7 +124,7 @@ def test_the_scheduler_finds_what_its_calls_find(contents, usable: int, room: in
     load = workload(*((id, request.prompt_tokens, 1) for id, request in enumerate(requests)))
     load.segments = [request.segments for request in requests]
     blocks, other = (BlockManager(usable + 1, 4, True, HostTier(room)) for _ in range(2))
-    log, _ = play(load, Scheduler(blocks, max_model_len=64), Clock(0.5))
+    log, _ = play(load, made(Scheduler, blocks, max_model_len=64), Clock(0.5))
     found = [4 * sum(serve(other, request)) for request in requests]
     assert np.sort(log.requests, order="id")["cached"].tolist() == found
     assert list(blocks.tier._keys) == list(other.tier._keys)

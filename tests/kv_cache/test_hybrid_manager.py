@@ -19,7 +19,7 @@ from simulator.kv_cache.hybrid_manager import GroupHits, HybridManager
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.kv_cache.test_block_manager import ask, contents
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 
 
 def hybrid(blocks: int, windows: list[int], *, caching: bool = True) -> HybridManager:
@@ -63,7 +63,7 @@ def found(prompts: list[Segments], windows: list[int], retention: int | None) ->
     blocks = HybridManager(
         99, 4, True, windows=windows, prefix_cache_retention_interval=retention, **limits
     )
-    scheduler, cached = Scheduler(blocks, max_num_seqs=4, max_num_batched_tokens=64), []
+    scheduler, cached = made(Scheduler, blocks, max_num_seqs=4, max_num_batched_tokens=64), []
     for number, segments in enumerate(prompts):
         tokens = sum(count for _, count in segments)
         request = Request(number, 0.0, tokens, 1, segments=segments)

@@ -14,14 +14,16 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.tiers import HostTier
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from tests.engine.test_laws import _unroll
-from tests.support.engines import Clock, play, shared_beginnings, workload
+from tests.support.engines import Clock, made, play, shared_beginnings, workload
 
 
 def engine(kind: type[Offloading] = Offloading, blocks: int = 8, **options) -> Offloading:
     """Blocks of 4 tokens: few on the GPU; the host gives one in 2 s and takes one in 0.25 s."""
     tier = HostTier(20, write_through=True)
     manager = BlockManager(blocks, 4, True, tier)
-    return kind(manager, load_time=lambda n: 2.0 * n, store_time=lambda n: 0.25 * n, **options)
+    return made(
+        kind, manager, load_time=lambda n: 2.0 * n, store_time=lambda n: 0.25 * n, **options
+    )
 
 
 def test_others_compute_while_blocks_come() -> None:

@@ -13,7 +13,7 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 
 
 def ask(id: int, *segments: tuple[object, int]) -> Request:
@@ -371,7 +371,7 @@ def test_little_room_leaves_leaps_exact_and_books_balanced(load, blocks, size) -
     logs = []
     for leap in (True, False):
         tree = RadixCache(1 + 48 // size + blocks // size, size)
-        logs.append(play(load, Scheduler(tree, max_num_seqs=4), leap=leap)[0])
+        logs.append(play(load, made(Scheduler, tree, max_num_seqs=4), leap=leap)[0])
         assert tree.free == tree.usable
         assert tree.shared == 0
         assert tree._pool == tree.usable - tree.hashed

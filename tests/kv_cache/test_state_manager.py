@@ -4,6 +4,7 @@ from simulator.core.request import Request, Step
 from simulator.features.states.states import States
 from simulator.kv_cache.state_manager import StateManager
 from simulator.schedulers.vllm.scheduler import Scheduler
+from tests.support.engines import made
 
 
 def make(blocks: int = 100, *, exports: bool = False, retention: int | None = 0) -> Scheduler:
@@ -17,8 +18,13 @@ def make(blocks: int = 100, *, exports: bool = False, retention: int | None = 0)
         exports=exports,
         prefix_cache_retention_interval=retention,
     )
-    return Scheduler(
-        manager, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64, features=[States()]
+    return made(
+        Scheduler,
+        manager,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+        features=[States()],
     )
 
 

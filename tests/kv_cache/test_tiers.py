@@ -15,7 +15,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engine.test_laws import _unroll
-from tests.support.engines import Clock, play, shared_beginnings, workload
+from tests.support.engines import Clock, made, play, shared_beginnings, workload
 
 RECORDED = Path(__file__).parent / "offloading.jsonl.gz"
 """By `record_offloading.py`, of vLLM 0.32.0."""
@@ -107,7 +107,7 @@ def test_a_link_that_is_shared_serves_both_replicas_in_turn() -> None:
 def engine(kind: type[Scheduler] = Scheduler, blocks: int = 5, **options) -> Scheduler:
     """Blocks of 4 tokens: few on the GPU, four in host memory, many on the disk."""
     tier = HostTier(4, write_through=True, secondary=[half_second()])
-    return kind(BlockManager(blocks, 4, True, tier), **options)
+    return made(kind, BlockManager(blocks, 4, True, tier), **options)
 
 
 def test_a_request_waits_for_its_prefix_and_another_goes_before_it() -> None:

@@ -27,7 +27,7 @@ from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.rules import families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.engine.test_laws import PRICES, assert_same_steps, clocks, workloads
-from tests.support.engines import play
+from tests.support.engines import made, play
 
 ROWS = ("request_rows", "pause_rows", "swap_rows")
 
@@ -301,8 +301,8 @@ def caches(draw: st.DrawFn) -> Callable[[bool], Scheduler]:
     def make(named: bool) -> Scheduler:
         memory = BlockManager(blocks, size, True) if named else UnsharedPrefixCache(blocks, size)
         if kind is TrtLlm:
-            return kind(memory, **limits)
-        return (kind or DynamicScheduler)(memory, policy=policy and policy(), **limits)
+            return made(kind, memory, **limits)
+        return made(kind or DynamicScheduler, memory, policy=policy and policy(), **limits)
 
     return make
 

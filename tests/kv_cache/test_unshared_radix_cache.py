@@ -20,7 +20,7 @@ from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.scheduler import SgLang
 from tests.engine.test_laws import assert_same_steps, clocks, workloads
-from tests.support.engines import play
+from tests.support.engines import made, play
 
 ROWS = ("request_rows", "pause_rows")
 WHICH = st.integers(0, 3)
@@ -201,7 +201,7 @@ def trees(draw: st.DrawFn) -> Callable[[Cache], SgLang]:
         options["enable_priority_scheduling"] = True
         options["priority_scheduling_preemption_threshold"] = draw(st.sampled_from([0, 1]))
     blocks = 2 + draw(st.integers(40, 130)) // size
-    return lambda cache: kind(cache(blocks, size), **options)  # type: ignore[arg-type]
+    return lambda cache: made(kind, cache(blocks, size), **options)
 
 
 @given(workloads(), trees(), clocks, st.booleans())
@@ -224,4 +224,4 @@ def test_runs_are_those_with_the_tree_to_the_last_bit(load, make, clock, leap) -
 @pytest.mark.parametrize("options", [{"order": "lpm"}, {"radix_eviction_policy": "lfu"}])
 def test_orders_by_the_tree_and_other_evictions_want_the_tree(options: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="UnsharedRadixCache"):
-        SgLang(UnsharedRadixCache(11, 1), **options)  # type: ignore[arg-type]
+        made(SgLang, UnsharedRadixCache(11, 1), **options)  # type: ignore[arg-type]

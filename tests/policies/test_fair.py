@@ -10,7 +10,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, workloads
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.scenarios import errors
 
 Rows = list[tuple[str, float, int, int]]
@@ -23,7 +23,7 @@ def clients(*rows: tuple[str, float, int, int]) -> Workload:
 
 def boards(load: Workload, policy: object, seats: int = 1, **options: object) -> str:
     """Run; list the clients in the order in which their requests board, with the times."""
-    scheduler = Scheduler(BlockCounter(1000, 4), policy=policy, max_num_seqs=seats, **options)
+    scheduler = made(Scheduler, BlockCounter(1000, 4), policy=policy, max_num_seqs=seats, **options)
     log, _ = play(load, scheduler)
     rows = sorted(log.requests.tolist(), key=lambda row: (row[0], row[3]))
     return " ".join(f"{load.client[row[3]]}{row[0]:g}" for row in rows)
@@ -148,7 +148,7 @@ def test_clients_are_charged_for_what_they_get(make, mechanism, load, clock) -> 
     load.client = ["abc"[i % 3] for i in range(len(load))]
     policy: ClientQueues = make()
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64}
-    log, _ = play(load, mechanism(BlockCounter(12, 4), policy=policy, **limits), clock)
+    log, _ = play(load, made(mechanism, BlockCounter(12, 4), policy=policy, **limits), clock)
     for number, name in enumerate("abc"):
         account = policy.account(name)
         rows = log.requests[log.requests["id"] % 3 == number]

@@ -10,7 +10,7 @@ from simulator.policies.orders import HRRN, SJF, Boost
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.policies.waiting_queues import RankQueue
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.policies import engine, order
 
 
@@ -94,7 +94,9 @@ def test_hrrn_ranks_anew_when_the_tokens_of_a_step_are_free(leap: bool) -> None:
     """
     load = workload((0, 100, 5), (0.5, 40, 1), (2.9, 5, 1))
     options = {"max_num_seqs": 3, "max_num_batched_tokens": 10}
-    log, _ = play(load, DynamicScheduler(BlockCounter(99, 4), policy=HRRN(), **options), leap=leap)
+    log, _ = play(
+        load, made(DynamicScheduler, BlockCounter(99, 4), policy=HRRN(), **options), leap=leap
+    )
     ends = dict(zip(log.requests["id"].tolist(), log.requests["finish"].tolist(), strict=True))
     # Request 0 says its tokens from 10 to 14 s; of 9 tokens a step 5 + 4, then 9, 9, 9 and 9.
     assert ends == {0: 14, 1: 15, 2: 11}

@@ -7,7 +7,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from tests.schedulers.test_scheduler import steps
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.policies import engine, order, request_of, spans
 
 
@@ -163,8 +163,8 @@ def test_deadlines_differ_by_client() -> None:
 
 def test_who_is_displaced_may_be_swapped() -> None:
     """With host memory its 2 blocks go out and come back, and one token is computed, not 7."""
-    scheduler = DynamicScheduler(
-        BlockCounter(100, 4), policy=SRPT(), max_num_seqs=1, swap_blocks=50
+    scheduler = made(
+        DynamicScheduler, BlockCounter(100, 4), policy=SRPT(), max_num_seqs=1, swap_blocks=50
     )
     load = workload((0, 4, 20), (2.5, 4, 3))
     seen = steps(load, scheduler)

@@ -12,7 +12,7 @@ from simulator.policies.waiting_queues import PromotingQueue
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.policies import engine, order, spans
 
 
@@ -126,9 +126,11 @@ def test_policies_by_which_all_throw_one_another_out_are_named() -> None:
     """Prompts of two steps never come to their second, or to that which lacks a block."""
     load = workload((0, 10, 1), (0, 10, 1))
     options = {"max_num_seqs": 1, "max_num_batched_tokens": 8}
-    headlong = DynamicScheduler(BlockCounter(9, 4), policy=Headlong(), **options)
+    headlong = made(DynamicScheduler, BlockCounter(9, 4), policy=Headlong(), **options)
     options = {"long_prefill_token_threshold": 2, "scheduler_reserve_full_isl": False}
-    sacrifice = Scheduler(BlockCounter(4, 4), policy=SelfSacrifice(), max_num_seqs=2, **options)
+    sacrifice = made(
+        Scheduler, BlockCounter(4, 4), policy=SelfSacrifice(), max_num_seqs=2, **options
+    )
     for scheduler, name in ((headlong, "Headlong"), (sacrifice, "SelfSacrifice")):
         with pytest.raises(HeadwayError) as caught:
             play(load, scheduler)
@@ -139,7 +141,7 @@ def test_policies_by_which_all_throw_one_another_out_are_named() -> None:
 def test_many_preemptions_by_one_step_are_no_circle() -> None:
     """20,000 requests of a block want their second at once: half of them leave."""
     requests, options = 20_002, {"max_num_seqs": 20_002, "max_num_batched_tokens": 100_000}
-    scheduler = Scheduler(BlockCounter(1 + requests, 4), **options)
+    scheduler = made(Scheduler, BlockCounter(1 + requests, 4), **options)
     log, _ = play(workload(*[(0, 4, 2)] * requests), scheduler)
     assert log.requests["preemptions"].sum() == requests / 2
     assert log.requests["generated"].tolist() == [2] * requests
@@ -151,7 +153,7 @@ def test_who_says_a_token_before_it_is_displaced_gets_on(leap: bool) -> None:
     load = workload((0, 1, 6000), (0, 1, 6000))
     options = {"max_num_seqs": 1, "max_num_batched_tokens": 6000}
     log, _ = play(
-        load, DynamicScheduler(BlockCounter(4000, 4), policy=Headlong(), **options), leap=leap
+        load, made(DynamicScheduler, BlockCounter(4000, 4), policy=Headlong(), **options), leap=leap
     )
     assert log.requests["generated"].tolist() == [6000, 6000]
     assert log.requests["preemptions"].sum() == 11_998

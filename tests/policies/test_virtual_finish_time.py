@@ -11,7 +11,7 @@ from simulator.policies.virtual_finish_time import STALE, VirtualFinishTime
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.testing import check_policy
 from simulator.workload.workload import Workload
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import fcfs, made, play, workload
 from tests.support.with_fields import with_fields
 
 
@@ -19,7 +19,7 @@ def starts(load: Workload, blocks: int = 1000, seats: int = 1, **arguments: obje
     """When each request was first scheduled; steps of 1 s, lengths known."""
     policy = VirtualFinishTime(**arguments)
     log, _ = play(
-        load, DynamicScheduler(BlockCounter(blocks, 4), policy=policy, max_num_seqs=seats)
+        load, made(DynamicScheduler, BlockCounter(blocks, 4), policy=policy, max_num_seqs=seats)
     )
     return np.sort(log.requests, order="id")["first_scheduled"].tolist()
 
@@ -46,8 +46,12 @@ def test_shares_are_taken_at_the_same_steps_of_a_run_that_leaps() -> None:
     leapt, stepped = (
         play(
             load,
-            DynamicScheduler(
-                BlockCounter(12, 4), policy=VirtualFinishTime(), max_num_seqs=8, max_model_len=48
+            made(
+                DynamicScheduler,
+                BlockCounter(12, 4),
+                policy=VirtualFinishTime(),
+                max_num_seqs=8,
+                max_model_len=48,
             ),
             leap=leap,
         )[0]

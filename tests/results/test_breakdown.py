@@ -14,7 +14,7 @@ from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import engines, workloads
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import fcfs, made, play, workload
 
 
 def parts_of(
@@ -117,7 +117,7 @@ def test_static_members_wait_for_the_prompts_of_others() -> None:
     """Prompts of 4 in steps of 4 tokens: the first member holds its token for a step of 1 s."""
     cost = LinearCost(base=1.0)
     blocks = fcfs(100, 4).blocks
-    scheduler = Static(blocks, timeout=0.0, max_num_seqs=2, max_num_batched_tokens=4)
+    scheduler = made(Static, blocks, timeout=0.0, max_num_seqs=2, max_num_batched_tokens=4)
     _, parts, _ = parts_of(workload((0, 4, 2), (0, 4, 2)), scheduler, cost)
     assert told(parts, 0) == {
         "prefill_time": 1.0,

@@ -7,7 +7,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
-from tests.support.engines import play
+from tests.support.engines import made, play
 from tests.support.logs import CLOCK, LoggedRun, loads, logged_runs
 from tests.support.single_steps import expand_steps
 
@@ -30,8 +30,8 @@ def test_leaps_expand_to_the_steps_of_a_stepwise_run(
 ) -> None:
     """Waiting, context and times of every single step, whether it was leapt over or not."""
     options = {"max_num_seqs": seats, "max_num_batched_tokens": 32}
-    leapt, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK)
-    stepwise, _ = play(load, kind(BlockCounter(1000, 4), **options), CLOCK, leap=False)
+    leapt, _ = play(load, made(kind, BlockCounter(1000, 4), **options), CLOCK)
+    stepwise, _ = play(load, made(kind, BlockCounter(1000, 4), **options), CLOCK, leap=False)
     one, other = expand_steps(leapt), expand_steps(stepwise)
     times, gauges = ("start", "duration"), ("running", "waiting", "kv_blocks_used")
     for name in (*times, *gauges, "decode_tokens", "context"):

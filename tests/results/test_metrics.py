@@ -18,7 +18,7 @@ from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Frontend, Workload
-from tests.support.engines import fcfs, play
+from tests.support.engines import fcfs, made, play
 from tests.support.logs import (
     CLOCK,
     TICK,
@@ -301,8 +301,12 @@ def test_head() -> None:
 
 def make_engine(kind: str, **options: int) -> Scheduler:
     if kind == "static":
-        return Static(BlockCounter(1000, 4), timeout=0.3, **options)
-    return fcfs(**options) if kind == "fcfs" else AsyncScheduler(BlockCounter(1000, 4), **options)
+        return made(Static, BlockCounter(1000, 4), timeout=0.3, **options)
+    return (
+        fcfs(**options)
+        if kind == "fcfs"
+        else made(AsyncScheduler, BlockCounter(1000, 4), **options)
+    )
 
 
 @given(loads, st.integers(1, 5), st.sampled_from(["fcfs", "async", "static"]))

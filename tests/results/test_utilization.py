@@ -10,7 +10,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.engine_metrics import Values, ended_requests
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import fcfs, made, play, workload
 from tests.support.logs import (
     TINY,
     ObservedRequest,
@@ -76,7 +76,7 @@ def serve(scheduler: Scheduler, *lengths: int, leap: bool = True) -> tuple[Value
 
 def static(count: int, tokens: int, **options: int) -> Static:
     """Static batches of `count`, with room for answers of so many tokens."""
-    return Static(BlockCounter(10 + count * tokens, 1), **{"max_num_seqs": count, **options})
+    return made(Static, BlockCounter(10 + count * tokens, 1), **{"max_num_seqs": count, **options})
 
 
 @pytest.mark.parametrize("leap", [True, False])

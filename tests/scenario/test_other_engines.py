@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.cli.main import main
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
@@ -54,7 +56,7 @@ def test_other_schedulers_run_from_a_scenario(policy: str) -> None:
 class Uninitialised(Scheduler):
     """A scheduler that forgets whose it is."""
 
-    def __init__(self, blocks: object) -> None:
+    def __init__(self, blocks: object, **options: object) -> None:
         pass
 
 
@@ -62,6 +64,19 @@ def test_a_scheduler_must_initialise_its_base() -> None:
     told = r"Uninitialised\.__init__ must call super\(\)\.__init__\(blocks, \*\*options\)"
     with pytest.raises(HeadwayError, match=told):
         run(check(engine={"scheduling_policy": f"{__name__}:Uninitialised"}))
+
+
+class OneByOne(Scheduler):
+    """A scheduler that takes a knob by itself, not as one of its limits."""
+
+    def __init__(self, blocks: BlockCounter, max_num_seqs: int, **options: Any) -> None:
+        super().__init__(blocks, **options)
+
+
+def test_a_scheduler_takes_its_knobs_in_one_piece() -> None:
+    told = r"OneByOne\.__init__ takes max_num_seqs by itself: it is limits\.max_num_seqs now"
+    with pytest.raises(HeadwayError, match=told):
+        check(engine={"scheduling_policy": f"{__name__}:OneByOne"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import fcfs, made, play, workload
 
 
 def boarded(scheduler: Scheduler, *requests: tuple[int, int]) -> list[int]:
@@ -80,7 +80,7 @@ def test_a_shared_prefix_is_promised_once() -> None:
     load.segments = [(("s", 16), (("in", i), 1)) for i in range(2)]
     for usable, second in ((8, 1.0), (7, 4.0)):
         blocks = BlockManager(usable + 1, 4, prefix_caching=True)
-        log, _ = play(load, Scheduler(blocks, reserve_output_tokens="max_tokens"), leap=False)
+        log, _ = play(load, made(Scheduler, blocks, reserve_output_tokens="max_tokens"), leap=False)
         assert log.requests["first_scheduled"].max() == second
         assert blocks.reserved == 0
 
@@ -96,8 +96,8 @@ requests = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_nobody_is_preempted_whose_answer_is_reserved(rows, reserve, blocks) -> None:
     """Guaranteed no evict: the very point."""
-    scheduler = Scheduler(
-        BlockManager(blocks, 4, True), max_model_len=64, reserve_output_tokens=reserve
+    scheduler = made(
+        Scheduler, BlockManager(blocks, 4, True), max_model_len=64, reserve_output_tokens=reserve
     )
     log, _ = play(workload(*rows), scheduler)
     assert not log.requests["preemptions"].any()

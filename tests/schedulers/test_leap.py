@@ -17,7 +17,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import assert_same_steps
-from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.engines import Clock, fcfs, made, play, workload
 from tests.support.single_steps import expand_steps
 
 
@@ -84,16 +84,17 @@ def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
     """Counted blocks only get fewer; named ones may be registered and let the head fit."""
     counted = fcfs(num_blocks=4, max_num_seqs=2)
     assert counted.horizon(started(counted, (4, 9), (12, 9))) == 8
-    named = Scheduler(BlockManager(4, 4, prefix_caching=True), max_num_seqs=2)
+    named = made(Scheduler, BlockManager(4, 4, prefix_caching=True), max_num_seqs=2)
     assert named.horizon(started(named, (4, 9), (12, 9))) == 1
-    own = Scheduler(UnsharedPrefixCache(4, 4), max_num_seqs=2)
+    own = made(Scheduler, UnsharedPrefixCache(4, 4), max_num_seqs=2)
     assert own.horizon(started(own, (4, 9), (12, 9))) == 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_full_cache_of_own_blocks_does_not_stop_the_leap(policy: str) -> None:
     """Of 7 blocks of 4 one request takes 2, which become 4; the other needs 6 for its prompt."""
-    scheduler = TrtLlm(
+    scheduler = made(
+        TrtLlm,
         UnsharedPrefixCache(8, 4),
         capacity_scheduler_policy=policy,
         max_new_tokens="exact",
@@ -117,7 +118,7 @@ def test_who_waits_for_room_with_blocks_of_its_own_in_the_cache(kind, whole: boo
     load, logs = workload((0, 4, 9), (0, 4, 9)), []
     for leap in (True, False):
         options = {"max_num_seqs": 2, "scheduler_reserve_full_isl": whole}
-        logs.append(play(load, kind(UnsharedPrefixCache(7, 2), **options), leap=leap)[0])
+        logs.append(play(load, made(kind, UnsharedPrefixCache(7, 2), **options), leap=leap)[0])
     leapt, stepped = logs
     assert leapt.requests.tolist() == stepped.requests.tolist()
     assert_same_steps(leapt, stepped)
@@ -134,7 +135,7 @@ def test_a_leap_ends_where_the_head_of_the_queue_may_lose_what_it_finds_in_a_tre
     leapt, stepped = (
         play(
             load,
-            Scheduler(RadixCache(11, 1), scheduler_reserve_full_isl=False, **limits),
+            made(Scheduler, RadixCache(11, 1), scheduler_reserve_full_isl=False, **limits),
             leap=leap,
         )[0]
         for leap in (True, False)
@@ -147,9 +148,10 @@ def test_a_leap_ends_where_the_head_of_the_queue_may_lose_what_it_finds_in_a_tre
 
 def test_a_tree_does_not_stop_the_leap_where_whole_prompts_must_fit() -> None:
     """What is not locked is free, found or not: the head lacks no less when it has gone."""
-    whole = Scheduler(RadixCache(4, 4), max_num_seqs=2)
+    whole = made(Scheduler, RadixCache(4, 4), max_num_seqs=2)
     assert whole.horizon(started(whole, (4, 9), (12, 9))) == 8
-    chunks = Scheduler(
+    chunks = made(
+        Scheduler,
         RadixCache(4, 4),
         max_num_seqs=2,
         max_num_batched_tokens=16,
@@ -168,7 +170,7 @@ def test_an_answer_in_progress_may_let_the_head_of_the_queue_fit() -> None:
     for leap in (True, False):
         load = workload((0, 4, 20), (1, 24, 1))
         load.segments = [(("a", 4),), (("a", 4), (("out", 0), 20))]
-        scheduler = Scheduler(BlockManager(7, 4, prefix_caching=True), max_num_seqs=2)
+        scheduler = made(Scheduler, BlockManager(7, 4, prefix_caching=True), max_num_seqs=2)
         log, _ = play(load, scheduler, leap=leap)
         rows.append(log.requests.tolist())
     assert rows[0] == rows[1]
@@ -200,7 +202,7 @@ def test_those_who_quote_board_in_leaps_as_stepwise(load, spare, size, reserve) 
     logs = []
     for leap in (True, False):
         blocks = BlockManager(-(-tokens // size) + spare + 1, size, prefix_caching=True)
-        scheduler = Scheduler(blocks, max_num_seqs=3, scheduler_reserve_full_isl=reserve)
+        scheduler = made(Scheduler, blocks, max_num_seqs=3, scheduler_reserve_full_isl=reserve)
         logs.append(play(load, scheduler, leap=leap)[0])
     assert logs[0].requests.tolist() == logs[1].requests.tolist()
     assert logs[0].tick_ends == logs[1].tick_ends

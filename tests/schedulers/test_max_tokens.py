@@ -14,7 +14,7 @@ from simulator.simulation.result import Result
 from simulator.simulation.write import write_run
 from simulator.testing import check_policy
 from simulator.util.errors import HeadwayError
-from tests.support.engines import fcfs
+from tests.support.engines import fcfs, made
 from tests.support.schedules import counter
 
 SCENARIO = """
@@ -108,11 +108,11 @@ def test_what_an_engine_reserves_is_what_the_client_allows(engine: type, last: i
     Without max_tokens it is max_new_tokens; none is more than max_model_len has room for.
     TensorRT-LLM reserves a place for the last token, too, which begins a block of its own here.
     """
-    scheduler = engine(counter(90), max_new_tokens=5, max_model_len=64)
+    scheduler = made(engine, counter(90), max_new_tokens=5, max_model_len=64)
     assert scheduler.reserved_blocks(request(17)) == 5 + last
     assert scheduler.reserved_blocks(request(None)) == 2 + last
     assert scheduler.reserved_blocks(request(1000)) == 16
-    exact = engine(counter(90), max_new_tokens="exact", max_model_len=64)
+    exact = made(engine, counter(90), max_new_tokens="exact", max_model_len=64)
     assert exact.reserved_blocks(request(17)) == 5 + last
     assert exact.reserved_blocks(request(None)) == 2
 

@@ -8,7 +8,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.schedulers.test_scheduler import steps
-from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.engines import Clock, fcfs, made, play, workload
 
 
 @pytest.mark.parametrize("blocks", [BlockCounter, lambda n, s: BlockManager(n, s, False)])
@@ -19,7 +19,7 @@ def test_the_last_admitted_is_preempted_and_computed_again(blocks) -> None:
     the step of the preemption nobody boards though 2 blocks are free.
     """
     load = workload((0, 7, 6), (0, 7, 5), (0, 1, 1))
-    scheduler = Scheduler(blocks(6, 4), max_num_seqs=2)
+    scheduler = made(Scheduler, blocks(6, 4), max_num_seqs=2)
     assert steps(load, scheduler) == [
         ({0: 7, 1: 7}, 0),
         ({}, 2),
@@ -31,7 +31,7 @@ def test_the_last_admitted_is_preempted_and_computed_again(blocks) -> None:
         ({}, 1),
         ({}, 1),
     ]
-    log, _ = play(load, Scheduler(blocks(6, 4), max_num_seqs=2), leap=False)
+    log, _ = play(load, made(Scheduler, blocks(6, 4), max_num_seqs=2), leap=False)
     assert log.steps["preempted"].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0]
     assert log.steps["waiting"].tolist() == [1, 1, 2, 2, 2, 2, 0, 0, 0]
     assert log.steps["blocks_used"].tolist() == [4, 4, 3, 3, 3, 3, 4, 3, 3]
@@ -124,7 +124,7 @@ def test_a_preempted_request_finds_its_blocks_in_the_prefix_cache(leap: bool) ->
     """
     blocks = BlockManager(7, 4, prefix_caching=True)
     load = workload((0, 8, 6), (0, 8, 6))
-    log, _ = play(load, Scheduler(blocks, max_num_seqs=2), leap=leap)
+    log, _ = play(load, made(Scheduler, blocks, max_num_seqs=2), leap=leap)
     assert log.steps["prefill_tokens"].tolist()[-1] == 5
     assert log.requests.tolist() == [(0, 1, 6, 0, 0, 0, 6, 0), (0, 1, 7, 1, 1, 0, 6, 0)]
 
@@ -135,7 +135,8 @@ def test_blocks_are_taken_before_the_victim_behind_leaves_its_own() -> None:
     Only then the prompt behind finds no blocks and leaves; its half-full block would else have
     been taken first.
     """
-    scheduler = Scheduler(
+    scheduler = made(
+        Scheduler,
         BlockManager(5, 4, prefix_caching=True),
         max_num_seqs=3,
         max_num_batched_tokens=14,
@@ -182,7 +183,8 @@ def test_two_victims_that_return_at_once_end_once_each() -> None:
     load = workload(
         (0, 20, 11), (0, 20, 1), (1, 5, 11), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), (9, 1, 9)
     )
-    scheduler = Scheduler(
+    scheduler = made(
+        Scheduler,
         BlockManager(37, 1, prefix_caching=False),
         policy=SJF(),
         max_num_seqs=3,

@@ -9,7 +9,7 @@ from simulator.policies.orders import SJF
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.queue_order import Queue, QueueOrder
 from simulator.schedulers.sglang.scheduler import SgLang
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.schedules import counter, prompts, run
 
 
@@ -19,7 +19,7 @@ def test_sglang_expects_seven_tenths_of_what_may_still_come() -> None:
     When request 0 ends, requests 1 and 2 hold 12 tokens each and may say 17 more: of 76 free
     tokens 34 times 0.698 are set aside, and 31 < 52.3.
     """
-    scheduler = SgLang(counter(100, 1), max_new_tokens=20, max_model_len=100)
+    scheduler = made(SgLang, counter(100, 1), max_new_tokens=20, max_model_len=100)
     assert scheduler.ratio == 0.7
     seen, _ = run(scheduler, (0, 10, 3), *[(0, 10, 20)] * 3)
     assert seen[:4] == [
@@ -41,7 +41,10 @@ def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
                 ratios.append(self.ratio)
             return step
 
-    run(Listening(counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100), (0, 10, 7))
+    run(
+        made(Listening, counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100),
+        (0, 10, 7),
+    )
     assert ratios == pytest.approx([0.5495, 0.399, 0.2485, 0.098, 0.098, 0.098])
 
 
@@ -52,7 +55,7 @@ def test_sglang_retracts_those_with_the_fewest_tokens_out() -> None:
     aside then, 50 / 25, and 27 must be free for it: it comes back when they have ended.
     """
     options = {"schedule_conservativeness": 0.0, "max_new_tokens": 12, "max_model_len": 40}
-    scheduler = SgLang(counter(41, 1), **options)
+    scheduler = made(SgLang, counter(41, 1), **options)
     seen, preempted = run(scheduler, (0, 10, 12), (0.5, 14, 12), (1.5, 3, 12))
     assert seen == [
         prompts(0, tokens=10),
@@ -69,8 +72,8 @@ def test_sglang_retracts_those_with_the_fewest_tokens_out() -> None:
 def test_sglang_chunks_the_last_prompt_while_decodes_wait() -> None:
     """8 tokens of prompts a step: 20 = 8 + 8 + 4, and then both decode. 6 fill 2 pages: no more."""
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "max_model_len": 60}
-    assert run(SgLang(counter(90), **options), (0, 6, 1))[0] == [prompts(0, tokens=6)]
-    seen, _ = run(SgLang(counter(90), **options), (0, 4, 3), (0.5, 20, 2))
+    assert run(made(SgLang, counter(90), **options), (0, 6, 1))[0] == [prompts(0, tokens=6)]
+    seen, _ = run(made(SgLang, counter(90), **options), (0, 4, 3), (0.5, 20, 2))
     assert seen == [
         prompts(0, tokens=4),
         ({1: (0, 8)}, 0),
@@ -84,19 +87,19 @@ def test_sglang_chunks_the_last_prompt_while_decodes_wait() -> None:
 def test_sglang_takes_no_prompt_beyond_max_prefill_tokens_but_the_first() -> None:
     """4 + 4 of 8. Where prompts are whole, a third 4 would be beyond 10, and 12 go alone."""
     options = {"max_prefill_tokens": 8, "max_model_len": 20}
-    seen, _ = run(SgLang(counter(90), **options), *[(0, 4, 1)] * 3)
+    seen, _ = run(made(SgLang, counter(90), **options), *[(0, 4, 1)] * 3)
     assert seen == [prompts(0, 1, tokens=4), prompts(2, tokens=4)]
     options = {"max_prefill_tokens": 10, "max_model_len": 20, "enable_chunked_prefill": False}
-    seen, _ = run(SgLang(counter(90), **options), *[(0, 4, 1)] * 3)
+    seen, _ = run(made(SgLang, counter(90), **options), *[(0, 4, 1)] * 3)
     assert seen == [prompts(0, 1, tokens=4), prompts(2, tokens=4)]
-    seen, _ = run(SgLang(counter(90), **options), (0, 12, 1), (0, 4, 1))
+    seen, _ = run(made(SgLang, counter(90), **options), (0, 12, 1), (0, 4, 1))
     assert seen == [prompts(0, tokens=12), prompts(1, tokens=4)]
 
 
 @pytest.mark.parametrize(("order", "second"), [("lpm", 2), ("fcfs", 1)])
 def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -> None:
     """Request 2 begins as request 0 did; one seat."""
-    scheduler = SgLang(RadixCache(90, 4), order=order, max_num_seqs=1, max_model_len=40)
+    scheduler = made(SgLang, RadixCache(90, 4), order=order, max_num_seqs=1, max_model_len=40)
     segments = [(("a", 8), ("x", 4)), (("b", 12),), (("a", 8), ("y", 4))]
     seen, _ = run(scheduler, (0, 12, 1), (0.5, 12, 1), (0.5, 12, 1), segments=segments)
     steps = [({0: (0, 12)}, 0), ({1: (0, 12)}, 0), ({2: (8, 4)}, 0)]
@@ -106,7 +109,9 @@ def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -
 @pytest.mark.parametrize("size", [1, 4])
 def test_sglang_computes_a_common_beginning_once(size: int) -> None:
     """Requests 0 and 1 begin alike and nothing is known: request 1 waits, request 2 overtakes."""
-    scheduler = SgLang(RadixCache(360 // size, size), order="lpm", max_num_seqs=2, max_model_len=60)
+    scheduler = made(
+        SgLang, RadixCache(360 // size, size), order="lpm", max_num_seqs=2, max_model_len=60
+    )
     segments = [(("a", 32), ("x", 4)), (("a", 32), ("y", 4)), (("b", 36),)]
     seen, _ = run(scheduler, *[(0, 36, 1)] * 3, segments=segments)
     assert seen == [({0: (0, 36), 2: (0, 36)}, 0), ({1: (32, 4)}, 0)]
@@ -115,7 +120,7 @@ def test_sglang_computes_a_common_beginning_once(size: int) -> None:
 def test_sglang_mixes_decodes_into_steps_of_prompts() -> None:
     """Of chunks of 8 a decode takes one; the first chunk is cut to whole pages of 4."""
     options = {"enable_mixed_chunk": True, "max_num_batched_tokens": 8, "max_model_len": 60}
-    seen, _ = run(SgLang(counter(90), **options), (0, 4, 9), (0.5, 20, 2))
+    seen, _ = run(made(SgLang, counter(90), **options), (0, 4, 9), (0.5, 20, 2))
     assert seen[:4] == [
         prompts(0, tokens=4),
         ({1: (0, 4)}, 1),
@@ -127,7 +132,7 @@ def test_sglang_mixes_decodes_into_steps_of_prompts() -> None:
 
 def test_sglang_knows_what_ignores_the_end() -> None:
     """Answers of 9 at least, as their client allows, though they would have ended after 3."""
-    seen, _ = run(SgLang(counter(90), ignore_eos=True, max_new_tokens=9), (0, 4, 3))
+    seen, _ = run(made(SgLang, counter(90), ignore_eos=True, max_new_tokens=9), (0, 4, 3))
     assert seen == [prompts(0, tokens=4), *[({}, 1)] * 8]
 
 
@@ -136,7 +141,9 @@ def test_who_ends_last_counts_before_the_one_that_would_have_been() -> None:
 
     Request 2 is looked at behind request 0: 17 are free when it is in, and 20 more when that ends.
     """
-    scheduler = SgLang(counter(80, 1), ignore_eos=True, max_new_tokens="exact", max_model_len=60)
+    scheduler = made(
+        SgLang, counter(80, 1), ignore_eos=True, max_new_tokens="exact", max_model_len=60
+    )
     seen, _ = run(scheduler, (0, 20, 2), (0, 20, 3), (0, 20, 9))
     assert seen[0] == prompts(0, 1, 2, tokens=20)
 
@@ -146,7 +153,7 @@ def test_sglang_lets_the_urgent_take_a_place() -> None:
     options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
     load = (0, 4, 6), (1.5, 4, 1)
     for urgent, gone in ((5, 0), (20, 1)):
-        scheduler = SgLang(counter(90, 1), **options)
+        scheduler = made(SgLang, counter(90, 1), **options)
         seen, preempted = run(scheduler, *load, priority=np.array([0, urgent]))
         assert preempted == [gone, 0]
         assert seen[2][0] == ({1: (0, 4)} if gone else {})
@@ -159,7 +166,7 @@ def test_who_is_urgent_takes_a_place_if_its_answer_just_fits() -> None:
     """
     options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
     options |= {"init_new_token_ratio": 1.0, "min_new_token_ratio_factor": 1.0}
-    scheduler = SgLang(counter(15, 1), max_new_tokens=9, **options)
+    scheduler = made(SgLang, counter(15, 1), max_new_tokens=9, **options)
     _, preempted = run(scheduler, (0, 4, 9), (2.5, 4, 1), priority=np.array([0, 20]))
     assert preempted == [1, 0]
 
@@ -171,7 +178,7 @@ def test_who_was_sent_away_takes_no_place_in_which_its_prompt_does_not_fit() -> 
     """
     options = {"enable_priority_scheduling": True, "max_num_seqs": 2, "max_new_tokens": 12}
     options |= {"schedule_conservativeness": 0.0, "retract_decode_steps": 0, "max_model_len": 60}
-    scheduler = SgLang(counter(33, 1), **options)
+    scheduler = made(SgLang, counter(33, 1), **options)
     load = (0, 4, 12), (0.5, 14, 12), (7.5, 2, 2)
     _, preempted = run(scheduler, *load, priority=np.array([0, 20, 40]))
     assert preempted == [0, 1, 0]
@@ -184,7 +191,7 @@ def test_sglang_tries_anew_who_came_while_a_prompt_was_split() -> None:
     At 2 s request 3 lacks tokens of the step, at 3 s it has them.
     """
     options = {"policy": SJF(), "max_num_batched_tokens": 10, "max_model_len": 56}
-    scheduler = SgLang(counter(14), max_new_tokens="exact", **options)
+    scheduler = made(SgLang, counter(14), max_new_tokens="exact", **options)
     seen, _ = run(scheduler, (0, 8, 12), (0.5, 16, 9), (0.5, 30, 9), (1.5, 3, 2))
     assert seen[:4] == [
         prompts(0, tokens=8),
@@ -198,13 +205,13 @@ def test_a_shorter_prompt_has_a_page_of_two_beside_a_split_one() -> None:
     """Under shortest-prefill-first; with one page a step all are the split prompt's."""
     for size, second in ((8, {0: (8, 4), 1: (0, 3)}), (4, {0: (4, 4)})):
         options = {"order": "shortest-prefill-first", "max_num_batched_tokens": size}
-        scheduler = SgLang(RadixCache(90, 4), max_model_len=60, **options)
+        scheduler = made(SgLang, RadixCache(90, 4), max_model_len=60, **options)
         seen, _ = run(scheduler, (0, 40, 1), (0.5, 3, 1))
         assert seen[1] == (second, 0)
 
 
 def test_the_passes_between_prefills_take_no_time_where_nobody_decodes() -> None:
-    scheduler = SgLang(counter(90), prefill_decode_interval=3, max_model_len=60)
+    scheduler = made(SgLang, counter(90), prefill_decode_interval=3, max_model_len=60)
     assert run(scheduler, (0, 4, 1), (0.5, 4, 1))[0] == [prompts(0, tokens=4), prompts(1, tokens=4)]
 
 
@@ -214,7 +221,7 @@ def test_a_batch_evicts_no_more_than_it_takes(size: int, between: int) -> None:
 
     So the prompt of request 0, which comes again as that of 2, is there but for its last page.
     """
-    scheduler = SgLang(RadixCache(80 // size + 1, size), max_new_tokens=1, max_model_len=60)
+    scheduler = made(SgLang, RadixCache(80 // size + 1, size), max_new_tokens=1, max_model_len=60)
     load = workload((0, 40, 1), (2, between, 1), (4, 40, 1))
     load.segments = [(("a", 40),), (("b", between),), (("a", 40),)]
     log, _ = play(load, scheduler)
@@ -253,10 +260,10 @@ def test_what_those_who_wait_will_find_is_used_before_others_are_evicted() -> No
 )
 def test_numbers_have_ends(name: str, allowed: float, message: str) -> None:
     """The last that is allowed is, the next is not."""
-    SgLang(counter(90), **{name: allowed})
+    made(SgLang, counter(90), **{name: allowed})
     beyond = allowed - 1 if isinstance(allowed, int) else allowed + 1
     with pytest.raises(ValueError, match=f"{name}: {message}"):
-        SgLang(counter(90), **{name: beyond})
+        made(SgLang, counter(90), **{name: beyond})
 
 
 def test_overlap_decodes_once_in_vain_for_who_ends_by_itself() -> None:
@@ -265,14 +272,14 @@ def test_overlap_decodes_once_in_vain_for_who_ends_by_itself() -> None:
     At most 3, the end can be foreseen.
     """
     for most, decodes in ((9, 3), (3, 2)):
-        scheduler = OverlappedSgLang(counter(90), max_new_tokens=most, max_model_len=60)
+        scheduler = made(OverlappedSgLang, counter(90), max_new_tokens=most, max_model_len=60)
         seen, _ = run(scheduler, (0, 4, 3))
         assert seen == [prompts(0, tokens=4), *[({}, 1)] * decodes]
 
 
 def test_overlap_tells_when_the_tokens_came() -> None:
     """The last of each run as its request ends, also of the one that came later."""
-    scheduler = OverlappedSgLang(counter(90), max_new_tokens=9, max_model_len=60)
+    scheduler = made(OverlappedSgLang, counter(90), max_new_tokens=9, max_model_len=60)
     log, _ = play(workload((0, 4, 9), (3.5, 4, 3)), scheduler)
     ends = {row["id"]: row["finish"] for row in log.requests}
     assert len(log.runs) == 2
@@ -285,7 +292,7 @@ def test_sglang_shuffles_by_seed() -> None:
     """The same seed, the same order; another seed, another order."""
 
     def order(seed: int) -> list[int]:
-        scheduler = SgLang(counter(90), order="random", seed=seed, max_num_seqs=1)
+        scheduler = made(SgLang, counter(90), order="random", seed=seed, max_num_seqs=1)
         return [next(iter(step[0])) for step in run(scheduler, *[(0, 4, 1)] * 9)[0]]
 
     assert order(1) == order(1) != order(2)
@@ -295,7 +302,7 @@ def test_sglang_shuffles_by_seed() -> None:
 def test_who_comes_back_to_a_whole_prompt_in_the_tree_goes_first_under_hrrn() -> None:
     """Nothing of its prompt is left to compute: its ratio is endless, and not divided by 0."""
     tree = RadixCache(50, 1)
-    scheduler = SgLang(tree, order="hrrn", max_model_len=50)
+    scheduler = made(SgLang, tree, order="hrrn", max_model_len=50)
     back, fresh = Request(0, 0.0, 4, 9), Request(1, 0.0, 4, 9)
     tree.admit(back, tree.match(back), 4)
     tree.cache(back)
@@ -309,7 +316,7 @@ def test_who_comes_back_to_a_whole_prompt_in_the_tree_goes_first_under_hrrn() ->
 
 def test_who_hangs_up_makes_room_in_a_full_batch() -> None:
     """Two seats: the third is tried again when one of those who run has left."""
-    one = SgLang(counter(100, 1), max_num_seqs=2, max_new_tokens=20, max_model_len=100)
+    one = made(SgLang, counter(100, 1), max_num_seqs=2, max_new_tokens=20, max_model_len=100)
     asked = [Request(k, 0.0, 10, 20) for k in range(3)]
     for request in asked:
         one.add(request)

@@ -75,7 +75,7 @@ def test_all_drafts_right_bring_four_tokens_a_step(run, overlap, caching, drafts
         ),
         (
             "name: sglang, scheduling_policy: {policy: sglang, speculation: 3}",
-            "give it as engine.speculative_config",
+            "engine.scheduling_policy.speculation: sglang takes no such argument",
         ),
     ],
 )

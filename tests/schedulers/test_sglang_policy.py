@@ -12,6 +12,7 @@ from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
+from tests.support.engines import made
 from tests.support.schedules import counter, prompts
 from tests.support.schedules import run as play
 
@@ -48,7 +49,7 @@ def scenario(order: object, **engine: object) -> dict[str, Any]:
 
 def test_the_shortest_goes_first_and_sglang_splits_and_admits() -> None:
     """One seat: of those who wait from second 0 on request 2 is the shortest, then 3."""
-    scheduler = SgLang(counter(100, 1), policy=SJF(), max_num_seqs=1, max_model_len=50)
+    scheduler = made(SgLang, counter(100, 1), policy=SJF(), max_num_seqs=1, max_model_len=50)
     seen, _ = play(scheduler, (0, 9, 1), (0, 20, 1), (0, 5, 1), (0, 7, 1))
     assert seen == [
         prompts(2, tokens=5),
@@ -60,8 +61,8 @@ def test_the_shortest_goes_first_and_sglang_splits_and_admits() -> None:
 
 def test_the_policy_is_asked_again_after_each_admission() -> None:
     """Within one pass each client in turn, as the books are charged at once."""
-    scheduler = SgLang(
-        counter(1000, 1), policy=Fair(), max_num_seqs=3, max_model_len=50, max_new_tokens=1
+    scheduler = made(
+        SgLang, counter(1000, 1), policy=Fair(), max_num_seqs=3, max_model_len=50, max_new_tokens=1
     )
     clients = ["a", "a", "a", "b"]
     seen, _ = play(scheduler, *[(0, 10, 1)] * 4, client=clients)
@@ -111,7 +112,7 @@ def test_hints_and_priorities() -> None:
     with pytest.raises(HeadwayError, match="order: sjf ranks by predicted lengths"):
         check_scenario(raw, SourceMap("s", {}))
     with pytest.raises(ValueError, match="needs order fcfs, without priorities"):
-        SgLang(counter(100, 1), policy=SJF(), order="lof")
+        made(SgLang, counter(100, 1), policy=SJF(), order="lof")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from simulator.scenario.resolve import resolve
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, made, play, workload
 from tests.support.reference_speculative import Job, ReferenceSpeculative
 from tests.support.scenarios import errors
 
@@ -52,7 +52,7 @@ def drafted(
     )
     ahead = block.lookahead
     blocks = SlotCounter(num_blocks, size, lookahead=ahead, max_model_len=longest, groups=groups)
-    return Speculative(blocks, speculation=block, **options)
+    return made(Speculative, blocks, speculation=block, **options)
 
 
 # ---------------------------------------------------------------- by hand

@@ -14,12 +14,12 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.static import HfStatic, Static
 from simulator.workload.workload import Workload
 from tests.support import schedules
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, made, play, workload
 
 
 def static(usable: int = 1000, size: int = 1, **options: object) -> Static:
     """A static engine with `usable` blocks."""
-    return Static(BlockCounter(usable + 1, size), **options)  # type: ignore[arg-type]
+    return made(Static, BlockCounter(usable + 1, size), **options)  # type: ignore[arg-type]
 
 
 def run(load: Workload, scheduler: Static) -> Log:
@@ -271,7 +271,7 @@ def test_a_preemption_that_ends_its_batch_is_counted() -> None:
 def test_a_prefix_cache_is_refused() -> None:
     """There is none in static batching."""
     with pytest.raises(ValueError, match="blocks: static batching has no prefix cache"):
-        Static(BlockManager(14, 1, prefix_caching=True), batch_size=2)
+        made(Static, BlockManager(14, 1, prefix_caching=True), batch_size=2)
 
 
 # ---------------------------------------------------------------- laws
@@ -336,6 +336,6 @@ def test_hf_pads_prompts_and_answers() -> None:
     The third starts when the batch is over, and waits for nobody.
     """
     requests = (0, 3, 2), (0, 5, 4), (0, 4, 1)
-    seen, _ = schedules.run(HfStatic(schedules.counter(90), batch_size=2), *requests)
+    seen, _ = schedules.run(made(HfStatic, schedules.counter(90), batch_size=2), *requests)
     first, last = schedules.prompts(0, 1, tokens=5), schedules.prompts(2, tokens=4)
     assert seen == [first, *[({}, 2)] * 3, last]

@@ -7,13 +7,13 @@ from simulator import Result, load_scenario, run
 from simulator.core.log import REASONS, SEAT
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.static import HfStatic, Static
-from tests.support.engines import play, workload
+from tests.support.engines import made, play, workload
 from tests.support.scenarios import SMALL
 
 
 def static(usable: int = 1000, **options: object) -> Static:
     """A static engine with `usable` blocks of one token."""
-    return Static(BlockCounter(usable + 1, 1), **options)  # type: ignore[arg-type]
+    return made(Static, BlockCounter(usable + 1, 1), **options)  # type: ignore[arg-type]
 
 
 def given(scheduler: Static, *requests: tuple[float, int, int], **more: object) -> dict:
@@ -40,7 +40,7 @@ def test_four_of_50_to_500_tokens(deliver: str, mean: float) -> None:
     requests = [(0, 1, tokens) for tokens in (50, 100, 200, 500)]
     found = given(static(2000, deliver=deliver, batch_size=4), *requests)
     assert np.mean([finish for _, finish in found.values()]) == mean
-    hf = HfStatic(BlockCounter(2001, 1), deliver=deliver, batch_size=4)  # type: ignore[arg-type]
+    hf = made(HfStatic, BlockCounter(2001, 1), deliver=deliver, batch_size=4)  # type: ignore[arg-type]
     assert given(hf, *requests) == found
 
 

@@ -21,7 +21,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
-from tests.support.engines import Clock, fcfs, listed, play, workload
+from tests.support.engines import Clock, fcfs, listed, made, play, workload
 
 
 class Spy(Clock):
@@ -101,7 +101,7 @@ def test_blocks_found_in_the_prefix_cache_are_not_copied_back() -> None:
     """Two blocks are request 0's, too, and the third still lies idle: only the fourth moves."""
     load = workload((0, 8, 14), (1, 9, 14))
     load.segments = [(("s", 8),), (("s", 8), (("in", 1), 1))]
-    scheduler = Scheduler(BlockManager(8, 4, prefix_caching=True), swap_blocks=100)
+    scheduler = made(Scheduler, BlockManager(8, 4, prefix_caching=True), swap_blocks=100)
     spy = Spy(scheduler)
     play(load, scheduler, spy, leap=False)
     out = [step[3] for step in spy.seen if step[3]]
@@ -153,7 +153,7 @@ def tight(draw: st.DrawFn) -> Callable[[], Scheduler]:
         blocks = (
             BlockManager(num_blocks, size, caching) if named else BlockCounter(num_blocks, size)
         )
-        return Scheduler(blocks, policy=policy and policy(), **options)
+        return made(Scheduler, blocks, policy=policy and policy(), **options)
 
     return make
 

@@ -20,7 +20,7 @@ from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import fcfs, made, play, workload
 from tests.support.single_steps import expand_steps
 
 
@@ -110,7 +110,7 @@ def test_a_shorter_newcomer_waits_for_the_swapped() -> None:
 def test_they_come_back_first_also_where_the_order_changes_with_time() -> None:
     """By hrrn too, which ranks its queue anew; without swap it is ranked as ever."""
     for blocks, first in ((99, 0), (0, 1)):
-        scheduler = DynamicScheduler(BlockCounter(9, 4), policy=HRRN(), swap_blocks=blocks)
+        scheduler = made(DynamicScheduler, BlockCounter(9, 4), policy=HRRN(), swap_blocks=blocks)
         out, newcomer = Request(0, 0.0, 30, 2), Request(1, 0.0, 3, 2)
         out.swapped = 8
         scheduler.waiting.put_back(out)

@@ -9,6 +9,7 @@ import pytest
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing import check_policy
+from tests.support.engines import made
 from tests.support.schedules import run
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def _beside_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
 def order(policy: object) -> list[int]:
     """Return the order in which requests 1, 2 and 3 are computed: two seats, one is free."""
     blocks = BlockManager(91, 4, prefix_caching=True)
-    scheduler = Scheduler(blocks, policy=policy, max_num_seqs=2, max_num_batched_tokens=64)
+    scheduler = made(Scheduler, blocks, policy=policy, max_num_seqs=2, max_num_batched_tokens=64)
     seen, _ = run(scheduler, *LOAD, segments=SHARED)
     return [id for prompts, _ in seen for id in prompts if id]
 
@@ -44,7 +45,8 @@ def test_the_one_that_has_computed_least_goes() -> None:
     """6 blocks of 4: both lack a third block. Request 0 has 8 tokens, request 1 has 12."""
     from vllm_proposals import LeastComputedVictim
 
-    scheduler = Scheduler(
+    scheduler = made(
+        Scheduler,
         BlockManager(6, 4, prefix_caching=False),
         policy=LeastComputedVictim(),
         max_num_seqs=2,

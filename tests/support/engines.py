@@ -3,6 +3,7 @@
 from copy import copy
 from dataclasses import dataclass, field
 from math import nan
+from typing import Any, TypeVar
 
 import numpy as np
 import simpy
@@ -16,7 +17,10 @@ from simulator.engine.client import Client
 from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
+from simulator.scenario.engines import ENGINES
+from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.limits import ALL_LIMITS, Limits
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
@@ -123,4 +127,21 @@ def play(
 
 def fcfs(num_blocks: int = 1000, block_size: int = 4, **options: object) -> Scheduler:
     """A small engine without a prefix cache."""
-    return Scheduler(BlockCounter(num_blocks, block_size), **options)  # type: ignore[arg-type]
+    return made(Scheduler, BlockCounter(num_blocks, block_size), **options)  # type: ignore[arg-type]
+
+
+Kind = TypeVar("Kind")
+DEFAULTS = {
+    one.defaults["scheduling_policy"]: one.defaults
+    for one in ENGINES.values()
+    if one.defaults["scheduling_policy"] != "fcfs"
+}
+"""What the engines of other schedulers have unless told, by policy."""
+
+
+def made(kind: type[Kind], blocks: BlockCounter, **options: Any) -> Kind:
+    """Make a scheduler as an engine with some knobs does: those are among the options."""
+    given = DEFAULTS.get(POLICIES.name_of(kind) or "", {}) | options
+    limits = Limits(**{name: given[name] for name in ALL_LIMITS & {*given}})
+    own = {name: value for name, value in options.items() if name not in ALL_LIMITS}
+    return kind(blocks, limits=limits, **own)  # type: ignore[call-arg]

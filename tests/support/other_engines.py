@@ -22,6 +22,7 @@ from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.workload.workload import Workload
+from tests.support.engines import made
 
 KINDS = {
     "orca": Orca,
@@ -92,13 +93,13 @@ def other_engines(
 
     def make() -> Scheduler:
         if cache is not None:
-            return kind(cache(num_blocks, size), **options)
+            return made(kind, cache(num_blocks, size), **options)
         blocks = (
             BlockManager(num_blocks, size, caching)
             if named or caching
             else BlockCounter(num_blocks, size)
         )
-        return kind(blocks, **options)
+        return made(kind, blocks, **options)
 
     return make
 
@@ -125,9 +126,11 @@ def _sglang(
     host = draw(st.sampled_from([None, 5, 1000])) if cache is RadixCache else None
     policy, slow = draw(st.sampled_from([*WRITE_POLICIES])), draw(st.sampled_from([0.0, 0.1, 2.0]))
     if host is None:
-        return lambda: kind(cache(num_blocks, size), **options)
-    return lambda: kind(
-        HierarchicalCache(num_blocks, size, host, policy, lambda blocks: blocks * slow), **options
+        return lambda: made(kind, cache(num_blocks, size), **options)
+    return lambda: made(
+        kind,
+        HierarchicalCache(num_blocks, size, host, policy, lambda blocks: blocks * slow),
+        **options,
     )
 
 

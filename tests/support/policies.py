@@ -5,7 +5,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
-from tests.support.engines import play
+from tests.support.engines import made, play
 
 DYNAMIC = ("rank", "displaces")
 
@@ -13,7 +13,7 @@ DYNAMIC = ("rank", "displaces")
 def engine(policy: object, seats: int = 1, num_blocks: int = 1000) -> Scheduler:
     """Few seats, blocks of 4 tokens."""
     kind = DynamicScheduler if any(hasattr(policy, name) for name in DYNAMIC) else Scheduler
-    return kind(BlockCounter(num_blocks, 4), policy=policy, max_num_seqs=seats)
+    return made(kind, BlockCounter(num_blocks, 4), policy=policy, max_num_seqs=seats)
 
 
 def spans(load: Workload, policy: object, **options: int) -> dict[int, tuple[float, float, float]]:

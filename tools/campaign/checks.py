@@ -22,6 +22,7 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.request import Chunk, Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.spec import ModelSpec
+from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tools.campaign.kernel_checks import (
     PAGE,
@@ -252,7 +253,8 @@ def check_schedule(engine: Engine, alone: Engine) -> Iterator[Row]:
         wanted.append(_generate(alone, [copy], 512)[0])
         alone.reset()
     blocks = BlockManager(15, PAGE, prefix_caching=True)
-    scheduler = Scheduler(blocks, max_num_seqs=6, max_num_batched_tokens=40, max_model_len=128)
+    limits = Limits(max_num_seqs=6, max_num_batched_tokens=40, max_model_len=128)
+    scheduler = Scheduler(blocks, limits)
     executor = TorchExecutor(engine, scheduler)
     for request in requests:
         scheduler.add(request)

@@ -8,14 +8,18 @@ from typing import Any, ClassVar, Literal
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Chunk, Load, Request, Step
-from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.policies.policy import EngineView
-from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
+from simulator.schedulers.continuous_batching import (
+    ContinuousBatching,
+    MaxNewTokens,
+    check_max_new_tokens,
+)
 from simulator.schedulers.interface import LONGEST_LEAP, Traits
+from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, Limits
 from simulator.schedulers.sglang.prefill import CONTINUE, NO_TOKEN, OTHER, PrefillBudget
 from simulator.schedulers.sglang.queue_order import (
     BY_ENTRY,
@@ -67,7 +71,12 @@ class SgLang(ContinuousBatching):
     no memory waits here.
     """
 
-    traits: ClassVar[Traits] = Traits(pauses=False, prefix_tree=True)
+    traits: ClassVar[Traits] = Traits(
+        pauses=False,
+        prefix_tree=True,
+        obeys=BUDGET | {"enable_chunked_prefill"},
+        sets_aside=True,
+    )
 
     @staticmethod
     def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
@@ -77,6 +86,7 @@ class SgLang(ContinuousBatching):
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         order: str = "fcfs",
         schedule_conservativeness: float = 1.0,
@@ -98,12 +108,7 @@ class SgLang(ContinuousBatching):
         max_new_tokens: MaxNewTokens = None,
         ignore_eos: bool = False,
         seed: int = 0,
-        max_num_seqs: int = 2048,
-        max_num_batched_tokens: int = 8192,
-        max_model_len: int = 8192,
-        enable_chunked_prefill: bool = True,
         policy: Any = None,
-        speculation: SpeculativeConfig | None = None,
     ) -> None:
         self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
         self._check_order(order, policy, priorities=enable_priority_scheduling)
@@ -118,22 +123,16 @@ class SgLang(ContinuousBatching):
             check_range("init_new_token_ratio", init_new_token_ratio, 0, 1),
             check_range("min_new_token_ratio_factor", min_new_token_ratio_factor, 0, 1),
         )
-        super().__init__(
-            blocks,
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_model_len,
-            max_new_tokens,
-            enable_chunked_prefill=enable_chunked_prefill,
-        )
+        self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        super().__init__(blocks, limits)
         self._pool = blocks.usable * blocks.block_size  # tokens
-        self._longest = min(max_model_len, self._pool) - 2
+        self._longest = min(self.max_model_len, self._pool) - 2
         self.tree = blocks if isinstance(blocks, RadixCache | UnsharedRadixCache) else None
         if isinstance(blocks, RadixCache):
             blocks.eviction_policy = radix_eviction_policy
         self.decodes = self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
-        self.ignore_eos, self.seed, self.speculation = ignore_eos, seed, speculation
+        self.ignore_eos = ignore_eos
         self._begin()
         by_entry = enable_priority_scheduling or order in BY_ENTRY
         self.waiting = self.queue = self._make_queue(policy, by_entry=by_entry)
@@ -146,8 +145,8 @@ class SgLang(ContinuousBatching):
         self.max_prefill_tokens = max_prefill_tokens
         self.prefill_max_requests = prefill_max_requests
         self._interval = prefill_decode_interval
-        self._min_free_slots = min(min_free_slots_delay or 0, max_num_seqs)
-        self.mixes = enable_mixed_chunk and enable_chunked_prefill
+        self._min_free_slots = min(min_free_slots_delay or 0, self.max_num_seqs)
+        self.mixes = enable_mixed_chunk and self.enable_chunked_prefill
         self.retract_steps = retract_decode_steps
         self._init_ratio = min(init_new_token_ratio * schedule_conservativeness, 1.0)
         self._min_ratio = min(self._init_ratio * min_new_token_ratio_factor, 1.0)
@@ -157,9 +156,6 @@ class SgLang(ContinuousBatching):
 
     def _begin(self) -> None:
         """Set what changes from pass to pass to how a scheduler begins."""
-        drafts = self.speculation
-        wrong = drafts is not None and not isinstance(drafts, SpeculativeConfig)
-        raise_if((wrong, "speculation", "give it as engine.speculative_config"))
         self.computed_tokens = 0  # of prompts, so far
         self.tried: dict[Request, tuple[int, int]] = {}  # tokens known and cached, at the last try
         self._passes_left = 0  # of the interval, before a prefill may be tried

@@ -187,17 +187,21 @@ class DraftedBatch(RunningBatch):
 
 
 class SpeculativeSgLang(SgLang):
-    """The scheduler with EAGLE, which `speculation` describes; there are no policies of Headway's
-    and no host tier.
+    """The scheduler with EAGLE, by `limits.speculation`; there are no policies of Headway's and no
+    host tier.
     """
 
     batch: DraftedBatch
-    speculation: SpeculativeConfig
+    traits: ClassVar[Traits] = replace(
+        SgLang.traits, obeys=SgLang.traits.obeys | {"speculation", "draft_seed"}
+    )
 
     def _begin(self) -> None:
         super()._begin()
+        assert self.limits.speculation is not None
+        self.speculation = self.limits.speculation
         self.decodes = self.batch = DraftedBatch(
-            self.blocks, self.speculation, self.seed, self._take
+            self.blocks, self.speculation, self.limits.draft_seed, self._take
         )
         self.batch.ahead = int(self.traits.overlaps)
         self.in_flight: deque[Flight] = deque()
@@ -340,7 +344,7 @@ class OverlappedSpeculativeSgLang(SpeculativeSgLang):
     another in flight, leaves; a request that ends otherwise verifies once more in vain.
     """
 
-    traits: ClassVar[Traits] = replace(SgLang.traits, overlaps=True)
+    traits: ClassVar[Traits] = replace(SpeculativeSgLang.traits, overlaps=True)
     running_type: ClassVar[type[RunningRequests]] = DraftedRunning
 
     def _is_idle(self) -> bool:

@@ -1,17 +1,12 @@
 """Who may be admitted: rules of free blocks, and vLLM's interval between steps with prompts."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.limits import Limits
 from simulator.schedulers.running_requests import RunningRequests
 from simulator.util.errors import ScenarioError
-
-Reservation = int | Literal["max_tokens", "max_model_len"]
-"""Tokens of an answer that admission reserves blocks for: a number, or all that may come."""
-DecodeScope = Literal["running", "newcomer"]
-"""Whose room to decode admission asks for: everybody's who runs, the new one's alone."""
 
 
 class Admission:
@@ -34,30 +29,18 @@ class Admission:
     Raises ValueError where a number is below 0.
     """
 
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        max_model_len: int,
-        *,
-        scheduler_reserve_full_isl: bool,
-        watermark: float,
-        min_decode_blocks: int,
-        min_decode_blocks_scope: DecodeScope,
-        reserve_output_tokens: Reservation | None,
-    ) -> None:
-        for name, value in (
-            ("min_decode_blocks", min_decode_blocks),
-            ("reserve_output_tokens", reserve_output_tokens),
-        ):
+    def __init__(self, blocks: BlockCounter, limits: Limits) -> None:
+        for name in ("min_decode_blocks", "reserve_output_tokens"):
+            value = getattr(limits, name)
             if isinstance(value, int) and value < 0:
                 raise ScenarioError(f"engine.{name}", f"must be at least 0, not {value}")
         self.blocks = blocks
-        self.max_model_len = max_model_len
-        self.whole_prompt = scheduler_reserve_full_isl
-        self.watermark_blocks = int(watermark * (blocks.usable + 1))
-        self.min_decode_blocks = min_decode_blocks
-        self.for_all = min_decode_blocks_scope == "running"
-        self.output_tokens = reserve_output_tokens
+        self.max_model_len = limits.max_model_len
+        self.whole_prompt = limits.scheduler_reserve_full_isl
+        self.watermark_blocks = int(limits.watermark * (blocks.usable + 1))
+        self.min_decode_blocks = limits.min_decode_blocks
+        self.for_all = limits.min_decode_blocks_scope == "running"
+        self.output_tokens = limits.reserve_output_tokens
 
     def lacking(
         self, request: Request, hits: Sequence[int], tokens: int, running: int, need: int = 0

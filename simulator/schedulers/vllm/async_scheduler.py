@@ -14,14 +14,14 @@ knows yet that it has ended. It is a ghost, whose token is dropped. Before vLLM 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.util.errors import ScenarioError
 
 _schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
@@ -101,7 +101,7 @@ class AsyncScheduler(Scheduler):
     running_type: ClassVar[type[RunningRequests]] = AsyncRunning
     running: AsyncRunning
 
-    def __init__(self, blocks: BlockCounter, **options: Any) -> None:
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         if self.swap_space.free:
             raise ScenarioError(

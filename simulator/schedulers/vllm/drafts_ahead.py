@@ -8,13 +8,13 @@ is on its way was certain.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 from simulator.core.log import StepRow, pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.draft_blocks import DraftBlocks
 from simulator.schedulers.interface import Traits
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.schedulers.vllm.speculative import DECODES, Speculative
 
 
@@ -59,7 +59,7 @@ class DraftWalk(Speculative):
 
     traits = Traits(counts_ahead=False)
 
-    def __init__(self, blocks: DraftBlocks, **options: Any) -> None:
+    def __init__(self, blocks: DraftBlocks, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
         blocks.lookahead, blocks.max_model_len = self.speculation.lookahead, self.max_model_len
         reads_next = self.speculation.reads_next

@@ -14,21 +14,22 @@ the first four, and then never again until the next; any other at every step, an
 somebody waits nothing is leapt over.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import RunningView, failed, none_of_them
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 
 class DynamicScheduler(Scheduler):
     """The scheduler with a policy that has `rank`, `displaces` or `promote` (see Policy)."""
 
-    def __init__(self, blocks: BlockCounter, *, policy: Any, **options: Any) -> None:
-        super().__init__(blocks, policy=policy, **options)
-        self._policy = policy
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
+        self._policy: Any = options["policy"]
+        policy = self._policy
         self.displacing = hasattr(policy, "displaces")
         steady = getattr(policy, "steady", False) or not self.displacing
         self._steady = steady and not hasattr(policy, "promote")

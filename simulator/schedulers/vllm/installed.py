@@ -20,6 +20,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import VLLM_LIMITS, Limits
 from simulator.schedulers.vllm.interface import (
     MAMBA,
     check_vllm,
@@ -50,9 +51,6 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 """A model of full attention in every layer; its sizes play no part in scheduling."""
-
-LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_chunked_prefill")
-"""What is asked of it before vLLM is started."""
 
 
 class _Queue:
@@ -107,19 +105,20 @@ class InstalledScheduler(SchedulerBase):
     def __init__(
         self,
         blocks: InstalledBlocks,
+        limits: Limits,
         *,
         enable_prefix_caching: bool = True,
         policy_name: str = "fcfs",
-        async_scheduling: bool = False,
         scheduler_cls: str | None = None,
         environment: Mapping[str, str] | None = None,
-        **options: Any,
     ) -> None:
-        super().__init__(blocks, **{name: options[name] for name in LIMITS})
+        super().__init__(blocks, limits)
         self._environment = environment or {}
         # The engine says whether it overlaps.
-        self.traits = Traits(overlaps=async_scheduling, cancels=False)  # type: ignore[misc]
-        options |= {"policy": policy_name, "async_scheduling": async_scheduling}
+        overlaps = limits.async_scheduling
+        self.traits = Traits(overlaps=overlaps, cancels=False)  # type: ignore[misc]
+        options: dict[str, Any] = {name: getattr(limits, name) for name in VLLM_LIMITS}
+        options |= {"policy": policy_name, "async_scheduling": overlaps}
         if scheduler_cls is not None:
             options["scheduler_cls"] = scheduler_cls
         self._options = options

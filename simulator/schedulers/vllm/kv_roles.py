@@ -12,12 +12,13 @@ asynchronous scheduling it may preempt a request whose token is on its way.
 """
 
 from collections.abc import Callable
+from typing import Unpack
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import FrontQueue
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 TO_PULL, ARRIVED, LOST, ABSENT = 1, 2, 3, 4  # states of `Request.remote`
 
@@ -25,8 +26,8 @@ TO_PULL, ARRIVED, LOST, ABSENT = 1, 2, 3, 4  # states of `Request.remote`
 class Producer(Scheduler):
     """Computes prompts; what has ended keeps its blocks until it is `sent`."""
 
-    def __init__(self, blocks: BlockCounter, **options: object) -> None:
-        super().__init__(blocks, **options)  # type: ignore[arg-type]
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
         self.sending: dict[Request, None] = {}
 
     @property
@@ -72,8 +73,8 @@ class Consumer(Scheduler):
     requests, in which these are, before the other.
     """
 
-    def __init__(self, blocks: BlockCounter, **options: object) -> None:
-        super().__init__(blocks, **options)  # type: ignore[arg-type]
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
         self.on_ask: Callable[[Request, int], None] | None = None
         self.on_admit: Callable[[Request, float], None] | None = None
         self.max_local = 0  # tokens of a prompt that it computes itself, at most

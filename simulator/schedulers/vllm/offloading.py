@@ -18,9 +18,9 @@ may be handed on while they are being stored, for which vLLM waits, is left out.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_hashes import known_hashes
@@ -28,7 +28,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo, KeyQueue, WaitingQueue
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 TO_ASK = 1  # in `Request.remote`: the host is asked when its turn comes
 
@@ -69,14 +69,7 @@ class Offloading(Scheduler):
     traits = Traits(loads_beside=True, polls=True)
     waiting: HoldersFirst
 
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        *,
-        load_time: Callable[[int], float],
-        store_time: Callable[[int], float],
-        **options: Any,
-    ) -> None:
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         tier = blocks.tier
         assert tier is not None
         blocks.tier = None  # here the scheduler deals with it
@@ -84,9 +77,13 @@ class Offloading(Scheduler):
         self.tier = tier
         own: WaitingQueue = self.waiting
         self._passes_over = not self.keeps_books
-        holders = KeyQueue(options["policy"]) if type(own) is KeyQueue else Fifo()
+        policy = options.get("policy")
+        holders = KeyQueue(policy) if policy and type(own) is KeyQueue else Fifo()
         self.waiting = HoldersFirst(holders, own)
         self._annotates = True
+        load_time, store_time = self.limits.load_time, self.limits.store_time
+        assert load_time is not None
+        assert store_time is not None
         self._load_time, self._store_time = load_time, store_time
         self._load_free = self._store_free = 0.0  # s, when each link is
         self._heard = 0.0  # s, until when it is known which copies are done
@@ -374,7 +371,7 @@ class AsyncOffloading(Offloading, AsyncScheduler):
 
     traits = replace(Offloading.traits, overlaps=True)
 
-    def __init__(self, blocks: BlockCounter, **options: Any) -> None:
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         self._last: tuple[int, set[Request]] = 0, set()  # admissions by then, whom it left out
         self._writing: list[Request] = []  # who have ended and are being computed

@@ -15,13 +15,13 @@ leapt over.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Unpack
 
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.interface import Traits
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 
 @dataclass(slots=True, eq=False)
@@ -43,18 +43,11 @@ class PipelineScheduler(Scheduler):
 
     traits = Traits(overlaps=True)
 
-    def __init__(
-        self,
-        blocks: BlockCounter,
-        *,
-        pipeline_parallel_size: int,
-        async_scheduling: bool = False,
-        **options: Any,
-    ) -> None:
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
-        blocks.delay = int(async_scheduling)
-        self.pipeline_parallel_size = pipeline_parallel_size
-        self.async_scheduling = async_scheduling
+        self.async_scheduling = self.limits.async_scheduling
+        blocks.delay = int(self.async_scheduling)
+        self.pipeline_parallel_size = self.limits.pipeline_parallel_size
         self.batches: deque[Batch] = deque()
         self.current_step = 0  # calls of `schedule` so far
         self._ready: list[Request] = []  # running, and maybe some who ran, with tokens to compute

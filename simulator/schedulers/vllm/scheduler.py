@@ -19,19 +19,29 @@ result is the same as that of vLLM's loop:
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 from simulator.core.request import Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.host_memory import Prices
 from simulator.policies.policy import Policy, victim_of
 from simulator.policies.waiting_queues import WITHOUT_BOOKS, SwappedFirst, queue_of
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
+from simulator.schedulers.limits import DEFAULT_LIMITS, Limits
 from simulator.schedulers.running_requests import PreemptionLoop
-from simulator.schedulers.vllm.admission import Admission, DecodeScope, PrefillInterval, Reservation
+from simulator.schedulers.vllm.admission import Admission, PrefillInterval
 from simulator.schedulers.vllm.fetches import Fetches
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.util.errors import ScenarioError
+
+
+class Options(TypedDict, total=False):
+    """What a `Scheduler` takes beside its blocks."""
+
+    limits: Limits
+    policy: Policy | None
+    features: Sequence[Feature]
+    rules: Rules
 
 
 class Scheduler(SchedulerBase):
@@ -39,7 +49,7 @@ class Scheduler(SchedulerBase):
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
     `victim(running)`, that picks who is preempted, else the last admitted is. `rules` are those of
-    a vLLM version. The other arguments are vLLM's by name, those of `Admission` and of the base.
+    a vLLM version.
 
     A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
     those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
@@ -52,62 +62,31 @@ class Scheduler(SchedulerBase):
     def __init__(
         self,
         blocks: BlockCounter,
+        limits: Limits = DEFAULT_LIMITS,
         *,
         policy: Policy | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
-        max_num_active_seqs: int | None = None,
-        max_num_scheduled_tokens: int | None = None,
-        max_model_len: int = 8192,
-        enable_chunked_prefill: bool = True,
-        long_prefill_token_threshold: int = 0,
-        long_prefill_token_threshold_adaptive: bool = False,
-        prefill_schedule_interval: int = 1,
-        scheduler_reserve_full_isl: bool = True,
-        watermark: float = 0.0,
-        min_decode_blocks: int = 0,
-        min_decode_blocks_scope: DecodeScope = "running",
-        reserve_output_tokens: Reservation | None = None,
-        swap_blocks: int = 0,
-        swap_prices: Prices | None = None,
         features: Sequence[Feature] = (),
-        rules: Rules | None = None,
+        rules: Rules = NEWEST_RULES,
     ) -> None:
-        SchedulerBase.__init__(
-            self,
-            blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            enable_chunked_prefill=enable_chunked_prefill,
-            swap_blocks=swap_blocks,
-            swap_prices=swap_prices,
-            features=features,
-        )
-        self.rules = rules = rules or NEWEST_RULES
+        SchedulerBase.__init__(self, blocks, limits, features=features)
+        self.rules = rules
         blocks.splits_free_list = rules.splits_free_list
         blocks.masks_windows = rules.masks_windows
         self.tracks_longest = False  # whether steps say how much their longest decode reads
-        self.max_num_active_seqs = max_num_active_seqs or max_num_seqs
-        self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
-        self.long_prefill_token_threshold = long_prefill_token_threshold
-        self.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive
-        self.admission = Admission(
-            blocks,
-            max_model_len,
-            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
-            watermark=watermark,
-            min_decode_blocks=min_decode_blocks,
-            min_decode_blocks_scope=min_decode_blocks_scope,
-            reserve_output_tokens=reserve_output_tokens,
+        self.max_num_active_seqs = limits.max_num_active_seqs or limits.max_num_seqs
+        self.max_num_scheduled_tokens = (
+            limits.max_num_scheduled_tokens or limits.max_num_batched_tokens
         )
-        interval, cached = prefill_schedule_interval, rules.admits_cached
+        self.long_prefill_token_threshold = limits.long_prefill_token_threshold
+        self.long_prefill_token_threshold_adaptive = limits.long_prefill_token_threshold_adaptive
+        self.admission = Admission(blocks, limits)
+        interval, cached = limits.prefill_schedule_interval, rules.admits_cached
         self.prefill_interval = (
             PrefillInterval(interval, admits_cached=cached) if interval > 1 else None
         )
         self.victim = victim_of(policy)
-        self._start_queue(policy, swaps=swap_blocks > 0)
-        self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
+        self._start_queue(policy, swaps=limits.swap_blocks > 0)
+        self._tries_others = not (rules.stops_at_long_head or limits.enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
         self._deferred: set[Request] = set()  # who wait and were passed over in their places
         self._annotates = bool(features)  # steps say what else costs time

@@ -13,6 +13,7 @@ arrays, and a step then costs the same whoever decodes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,8 @@ import numpy.typing as npt
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import STEP_ROW, StepRow, pack_draft
 from simulator.core.request import Chunk, Request, Step
-from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.util.errors import ScenarioError
 
 Ints = npt.NDArray[np.int64]
@@ -43,18 +43,12 @@ class Speculative(Scheduler):
     blocks: SlotCounter
     decodes: "DraftedSet"
 
-    def __init__(
-        self,
-        blocks: SlotCounter,
-        *,
-        speculation: SpeculativeConfig,
-        seed: int = 0,
-        **options: object,
-    ) -> None:
-        super().__init__(blocks, **options)  # type: ignore[arg-type]
+    def __init__(self, blocks: SlotCounter, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
+        speculation = self.limits.speculation
+        assert speculation is not None
         self.settle_queue = None  # a queue that settles does when it is asked for its head
         self.speculation = speculation
-        self.seed = seed
         self._streams: dict[Request, Sequence[int]] = {}
         self.most_drafts = speculation.num_speculative_tokens
         self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
@@ -79,7 +73,9 @@ class Speculative(Scheduler):
         """Return how many drafts are accepted at each position of a request's answer."""
         stream = self._streams.get(request)
         if stream is None:
-            stream = self.speculation.accepted(self.seed, request.id, request.output_limit)
+            stream = self.speculation.accepted(
+                self.limits.draft_seed, request.id, request.output_limit
+            )
             self._streams[request] = stream
         return stream
 
