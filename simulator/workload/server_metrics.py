@@ -60,14 +60,10 @@ def infer_load(metrics: Metrics, place: str) -> Load:
         add((key, f"mean {_mean(metrics, metric):,.0f}, to {quantiles['values'][-1]:,.0f} tokens",
              f"buckets of {metric}, scaled to its mean"))  # fmt: skip
     _add_concurrency(metrics, requests, load)
-    for metric, name in (
-        ("time_to_first_token_seconds", "TTFT"),
-        ("inter_token_latency_seconds", "ITL"),
-        ("e2e_request_latency_seconds", "E2EL"),
-    ):
-        mean = _mean(metrics, f"vllm:{metric}")
+    for name, metric in NAMES["latencies in metrics"].items():
+        mean = _mean(metrics, metric)
         if not isnan(mean):
-            add((f"mean {name}", f"{mean * 1e3:,.1f} ms", f"vllm:{metric}"))
+            add((f"mean {name}", f"{mean * 1e3:,.1f} ms", metric))
     queries = metrics.total("vllm:prefix_cache_queries_total")
     if queries:
         hits = (metrics.total("vllm:prefix_cache_hits_total") or 0.0) / queries

@@ -15,17 +15,13 @@ from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
 from simulator.workload.traces.fields import NAMES
 
-PACKERS = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zXZ\0": "lzma",
-    b"PK\x03\x04": "zip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+PACKERS, OTHERS = (
+    {begin.encode("latin-1"): what for begin, what in NAMES[kind].items()}
+    for kind in ("packed", "no text")
+)
+"""How packed files begin, and by what they are packed; how files begin that are not read."""
 OPEN: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
 TAR = b"ustar"
-OTHERS: dict[bytes, str] = {k.encode("latin-1"): v for k, v in NAMES["no text"].items()}
-"""How files begin that are no text and are not read."""
 MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",
