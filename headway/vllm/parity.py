@@ -23,6 +23,7 @@ import numpy as np
 from simulator.core.log import REQUEST
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import PLUGIN
+from simulator.schedulers.running_requests import EndlessPreemptionError
 from simulator.schedulers.vllm.interface import check_vllm
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
@@ -45,10 +46,6 @@ DYNAMIC = ("hrrn", "srpt", "mlfq", "preemptive", "deadline", "virtual-finish-tim
 """Those whose order changes with time, or that displace."""
 WITHOUT_VICTIM = ("sjf", "boost", "hrrn", "fair", "wfq", "drr")
 """Those that can run in vLLM 0.11.0, which computes on the freed blocks of a victim."""
-
-
-CIRCLES = "goes round in circles"
-"""What is said of a policy under which requests preempt one another for ever."""
 
 
 class Newest:
@@ -173,10 +170,10 @@ def main(arguments: list[str]) -> int:
             name = scenario["engine"]["scheduling_policy"]["policy"]
             try:
                 simulated = outcome(scenario, by_vllm=False)
-            except HeadwayError as error:
-                if CIRCLES not in str(error):
-                    raise
-                print(f"scenario {number} ({name}): {CIRCLES} in the simulation: left out")
+            except EndlessPreemptionError:
+                print(
+                    f"scenario {number} ({name}): goes round in circles in the simulation: left out"
+                )
                 total["left out"] += 1
                 continue
             decided = outcome(scenario, by_vllm=True)

@@ -9,8 +9,12 @@ from simulator.util.errors import HeadwayError
 FUTILE_STEPS = 10_000  # in a row that lose what was computed, without one token or arrival
 
 
+class EndlessPreemptionError(HeadwayError):
+    """All preempt one another before they have said a token."""
+
+
 class PreemptionLoop:
-    """Notices that nobody gets on, since all preempt one another before they have said a token.
+    """Notices that nobody gets on, as an `EndlessPreemptionError` says.
 
     The policies shipped cannot do that; one of a user's own can, by `displaces` or `victim`.
     """
@@ -26,7 +30,7 @@ class PreemptionLoop:
         self._futile = 0
 
     def preempted(self, now: float, decodes: DecodeSet) -> None:
-        """Take note of a preemption; raise HeadwayError if it is one too many."""
+        """Take note of a preemption; raise the error if it is one too many."""
         if now == self._now:  # one of many by the same step
             return
         self._now = now
@@ -35,7 +39,7 @@ class PreemptionLoop:
             self._progress, self._futile = progress, 0
         self._futile += 1
         if self._futile > FUTILE_STEPS:
-            raise HeadwayError(
+            raise EndlessPreemptionError(
                 f"engine.scheduling_policy: {self._policy_name} goes round in circles: "
                 f"{FUTILE_STEPS:,} steps in a row preempted requests and computed no token, since "
                 "each admitted request is preempted before its first token"

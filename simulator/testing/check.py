@@ -20,6 +20,7 @@ import numpy as np
 from simulator.core.log import REASONS, REJECTED
 from simulator.core.request import Request
 from simulator.results.request_table import COMPLETED
+from simulator.scenario.choose_scheduler import can_overlap
 from simulator.testing.cases import Case, draw_case
 from simulator.testing.policy_under_test import PolicyUnderTest, Run
 
@@ -52,14 +53,11 @@ def check_policy(policy: type | str, **arguments: Any) -> None:
 
 def _cases(subject: PolicyUnderTest) -> Iterator[Case]:
     """Yield cases of growing size, some with async_scheduling where the class takes it."""
-    rng = np.random.default_rng(0)
+    rng, overlaps = np.random.default_rng(0), can_overlap(subject.policy)
     for number in range(CASES):
-        case = draw_case(rng, 1 + number // 8, number % 3 == 2)
+        case = draw_case(rng, 1 + number // 8, overlaps and number % 3 == 2)
         budget = max(case.max_num_batched_tokens, case.block_size)  # SGLang takes no less
-        case = replace(case, max_num_batched_tokens=budget)
-        if case.async_scheduling and not subject.overlaps(case):
-            case = replace(case, async_scheduling=False)
-        yield case
+        yield replace(case, max_num_batched_tokens=budget)
 
 
 def find_violation(subject: PolicyUnderTest, case: Case) -> Violation:

@@ -122,16 +122,6 @@ class PolicyUnderTest:
             spec = replace(spec, num_gpu_blocks=case.num_gpu_blocks, max_model_len=MAX_MODEL_LEN)
             return make_scheduler(spec, shares_prefixes=True)
 
-    def overlaps(self, case: Case) -> bool:
-        """Say whether the class takes async_scheduling."""
-        try:
-            self.make(case)
-        except ValueError as error:
-            if "async_scheduling" in str(error):
-                return False
-            raise
-        return True
-
     def play(self, case: Case, *, leap: bool) -> Run:
         """Run a case to its end, or until it is clear that there will be none."""
         env = simpy.Environment()
