@@ -53,7 +53,7 @@ def test_a_column_that_says_no_hides_none_that_says_yes(put):
         ("request_kind", "chat|embedding", "no calls to generate text"),
         ("slo_ttft_ms", "|500", "have a deadline"),
         ("max_latency_s", "|2", "have a deadline"),
-        ("depends_on", "|r3", "follow another's answer"),
+        ("depends_on", "|0", "follow another's answer"),
         ("image_input_tokens", "0|258", "have tokens of images"),
         ("audio_input_tokens", "0|25", "have audio"),
         ("was_retried", "false|true", "were tried again"),
