@@ -47,18 +47,17 @@ class Admin:
     """Does to an engine's replicas what clients ask for."""
 
     def __init__(self, engine: LiveEngine, failures: FailureRates) -> None:
-        assert engine.faults is not None
         self.engine, self.failures = engine, failures
-        self.faults: FaultInjector = engine.faults
+        self.faults = FaultInjector(engine)
 
     def routes(self) -> list[Route]:
         """Return the addresses: what each does, and to replicas in which states."""
-        engine, faults = self.engine, self.faults
+        faults = self.faults
         acts: dict[str, tuple[type[Kill], tuple[str, ...], Callable[..., None]]] = {
             "slow": (Slow, ALIVE, faults.slow),
             "hang": (Hang, ALIVE, faults.hang),
-            "kill": (Kill, RUNNING, engine.kill),
-            "restart": (Restart, ("up", "down"), engine.restart),
+            "kill": (Kill, RUNNING, faults.kill),
+            "restart": (Restart, ("up", "down"), faults.restart),
         }
         rates = self._route("/admin/failures", Rates, self.failures.set)
         return [Route("GET", "/admin", self.tell), rates] + [

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from simulator.cluster.fleet import Fleet
-from simulator.cluster.lifecycle import Lifecycle
+from headway.twin.live_engine import LOST, LiveEngine
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Step
@@ -51,8 +50,9 @@ class FaultyExecutor:
 class FaultInjector:
     """What is done to the replicas of a fleet, by their numbers from 0 on."""
 
-    def __init__(self, fleet: Fleet, life: Lifecycle) -> None:
-        self.fleet, self.life = fleet, life
+    def __init__(self, engine: LiveEngine) -> None:
+        self.engine, self.fleet, self.life = engine, engine.fleet, engine.life
+        fleet = self.fleet
         self.executors: list[list[FaultyExecutor]] = [[] for _ in fleet.targets]
         self.hangs: set[int] = set()
         self._repairs: dict[int, int] = {}  # orders to come back; the last one counts
@@ -78,9 +78,18 @@ class FaultInjector:
         for executor in self.executors[number]:
             executor.stall = FOREVER if seconds is None else seconds
 
-    def fail(self, number: int) -> None:
-        """Let a replica fail, which must have no requests; it does not come back by itself."""
-        target = self.fleet.targets[number]
+    def kill(self, number: int) -> None:
+        """Let a replica fail, with all requests that are there: they end as lost.
+
+        It does not come back by itself.
+        """
+        engine, target = self.engine, self.fleet.targets[number]
+        owners = dict(zip(engine.cores, self.fleet.owners, strict=True))
+        for stream in [*engine.streams.values()]:
+            if stream.core is not None and owners[stream.core] is target:
+                end = stream.on_end
+                engine.cancel(stream)
+                end(stream.request, LOST)
         if not self.life.fail(target):
             state = self.life.states[number]
             raise FaultError(f"replica: {number} is not up: it is {state}")
@@ -88,11 +97,14 @@ class FaultInjector:
         for executor in self.executors[number]:
             executor.factor, executor.stall = 1.0, 0.0
 
-    def repair(self, number: int, delay: float) -> None:
-        """Let a replica that failed come back in a while, s."""
+    def restart(self, number: int, delay: float) -> None:
+        """Let a replica come back `delay` s from now, empty; one that is up is killed first."""
+        if self.life.states[number] == "up":
+            self.kill(number)
         env, target = self.fleet.env, self.fleet.targets[number]
         self._repairs[number] = order = self._repairs.get(number, 0) + 1
         Alarm(env, partial(self._repair, target, order)).set(env.now + delay)
+        self.engine.clock.catch_up()
 
     def _repair(self, target: Any, order: int, _: object) -> None:
         if order == self._repairs[target.index]:

@@ -15,7 +15,6 @@ import simpy
 
 from headway.twin.asked import Asked, workload_of
 from headway.twin.clock import RealTimeClock
-from headway.twin.fault_injection import FaultInjector
 from headway.twin.kv_events import Publisher
 from simulator.core.alarm import Alarm
 from simulator.core.log import REJECTED, UNFINISHED, Log, pack_request
@@ -60,17 +59,12 @@ class Stream:
 class LiveEngine:
     """A scenario's engine, or its cluster, on a clock that goes with the wall's.
 
-    `on_tokens` is called with each stream that has got tokens, `on_end` with each that ends. With
-    `faults` replicas can be made slow, hang and be killed; all start `startup_delay` s from now.
+    `on_tokens` is called with each stream that has got tokens, `on_end` with each that ends. All
+    replicas start `startup_delay` s from now.
     """
 
     def __init__(
-        self,
-        scenario: Scenario,
-        speed: float = 1.0,
-        *,
-        faults: bool = False,
-        startup_delay: float = 0.0,
+        self, scenario: Scenario, speed: float = 1.0, *, startup_delay: float = 0.0
     ) -> None:
         alone = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
         served = alone if scenario.cluster is None else scenario
@@ -81,11 +75,10 @@ class LiveEngine:
         self.specs = resolve_groups(scenario)
         self.spec = next(iter(self.specs.values()))
         self.cluster: ClusterRecord | None = None
-        self.faults: FaultInjector | None = None
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
-        self._build_fleet(served, faults, startup_delay)
+        self._build_fleet(served, startup_delay)
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] = _ignore
@@ -106,7 +99,7 @@ class LiveEngine:
         """
         self._watches = {core: _Watch(self, core) for core in self.cores}
 
-    def _build_fleet(self, scenario: Scenario, faults: bool, startup_delay: float) -> None:
+    def _build_fleet(self, scenario: Scenario, startup_delay: float) -> None:
         from simulator.simulation.cluster import add_replicas, connect_client
 
         if scenario.cluster is not None and scenario.cluster.kv_transfer is not None:
@@ -129,9 +122,8 @@ class LiveEngine:
         self.cluster = record if self.scenario.cluster is not None else None
         self.is_open: Callable[[], bool] = lambda: bool(fleet.open)
         """Whether there is a replica that takes requests."""
+        self.fleet, self.life = fleet, life
         self.cores: list[EngineCore] = fleet.cores
-        if faults:
-            self.faults = FaultInjector(fleet, life)
 
     def _predict(self, request: Request, asked: Asked) -> int | None:
         """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
@@ -227,30 +219,6 @@ class LiveEngine:
             self._forget(request)
             self.on_end(stream, ABORT)
         return True
-
-    def kill(self, number: int) -> None:
-        """Let a replica fail, with all requests that are there: they end as lost."""
-        faults = self.faults
-        assert faults is not None
-        self.clock.advance()
-        owners = dict(zip(self.cores, faults.fleet.owners, strict=True))
-        for stream in [*self.streams.values()]:
-            if stream.core is None or owners[stream.core].index != number:
-                continue
-            end = stream.on_end
-            self.cancel(stream)
-            end(stream.request, LOST)
-        faults.fail(number)
-
-    def restart(self, number: int, delay: float) -> None:
-        """Let a replica come back `delay` s from now, empty; one that is up is killed first."""
-        faults = self.faults
-        assert faults is not None
-        if faults.life.states[number] == "up":
-            self.kill(number)
-        self.clock.advance()
-        faults.repair(number, delay)
-        self.clock.catch_up()
 
     def finished(self, request: Request) -> None:
         """Hear that a request has ended or was rejected."""

@@ -61,9 +61,7 @@ class Server:
     ) -> None:
         """Begin; `first_core` is the number of its first engine core among all that are served."""
         self.scenario, self.options, self.counter = scenario, options, counter
-        self.engine = LiveEngine(
-            scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
-        )
+        self.engine = LiveEngine(scenario, options.speed, startup_delay=options.startup_delay)
         self.names = options.served_model_name or [str(scenario.model)]
         key = os.environ.get("VLLM_API_KEY")
         self.keys = options.api_key or ([key] if key else [])
@@ -83,6 +81,7 @@ class Server:
             None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt, largest),
         )
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
+        self.admin = Admin(self.engine, self.api.failures) if options.admin else None
         if options.kv_events_config is not None:
             config = read_config(options.kv_events_config)
             if config.enable_kv_cache_events:
@@ -93,9 +92,8 @@ class Server:
     def routes(self) -> list[Route]:
         """Return the addresses: the body of each, and what answers it."""
         api = self.api
-        admin = Admin(self.engine, api.failures).routes() if self.options.admin else []
         return [
-            *admin,
+            *(self.admin.routes() if self.admin is not None else ()),
             *(
                 Route("POST", path, partial(api.generate, *kinds), kinds[0])
                 for path, kinds in ANSWERS.items()

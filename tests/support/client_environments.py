@@ -8,6 +8,7 @@ without what its server needs; its benchmark wants the packages before it.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def install(folder: Path, row: dict[str, Any]) -> str:
             return f"{command[0]}: {error.strerror}"
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no word"]
-            return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1])
+            said = (line for line in reversed(lines) if re.search("error|not found", line, re.I))
+            return next(said, lines[-1])
     stamp.write_text(json.dumps(row), "utf-8")
     return ""
 
