@@ -42,9 +42,9 @@ class EngineField(NamedTuple):
 
     def why_not_in(self, release: Release) -> str:
         """Say that a release does not have it, and which do."""
-        have = f"came with {self.since}" if self.since else ""
-        gone = f"went after {self.until}" if self.until else ""
-        return f"vLLM {write_release(release)} has no such option: it {have or gone}"
+        came = read_since(self.since) > release[:2]
+        what = f"came with {self.since}" if came else f"went after {self.until}"
+        return f"vLLM {write_release(release)} has no such option: it {what}"
 
 
 def read_since(text: str) -> tuple[int, ...]:
@@ -95,11 +95,10 @@ def why_unknown(field: str) -> str:
     row = next((row for row in fields() if row.field == field and row.options), None)
     if row is None:
         return ""
+    what = f"{NAMES[row.engine]}'s name of {row.effect.removeprefix('engine.')}"
     if row.effect in NOWHERE:
         what = "has no effect" if row.effect == "none" else "is not simulated"
-        return f"{what}: {row.note}"
-    note = f": {row.note}" if row.note else ""
-    return f"{NAMES[row.engine]}'s name of {row.effect.removeprefix('engine.')}{note}"
+    return f"{what}: {row.note}".removesuffix(": ")
 
 
 def read_size(text: str) -> int:

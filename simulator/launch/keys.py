@@ -105,8 +105,8 @@ def read_launch(given: str, version: str | None = None) -> Launch:
             models.append(option.value)
         elif option.text.startswith("-O.") and release >= NO_DOTS_SINCE:
             wrong.append(f"{option.text}: went after 0.12: write -cc{option.text[2:]}")
-        elif row.engine == "vllm" and not row.is_in(release):
-            wrong.append(f"{option.text.split()[0]}: {row.why_not_in(release)}")
+        elif row.engine == "vllm" and not option.written.is_in(release):
+            wrong.append(f"{option.text.split()[0]}: {option.written.why_not_in(release)}")
         elif not option.is_default or row.effect.startswith("engine."):
             try:
                 _take(launch, option)
@@ -301,17 +301,13 @@ def _offload(launch: Launch, option: Option) -> None:
 def _quantization(launch: Launch, option: Option) -> None:
     name = str(option.value)
     if name not in LOADERS:
-        raise _UnsimulatedError(
-            "is not simulated: write the dtype of its weights as engine.quantization"
-        )
+        raise _UnsimulatedError("is not simulated: write its dtype as engine.quantization")
     _set(launch, "quantization", LOADERS[name]["dtype"] or None, option)
 
 
 def _scheduler_class(launch: Launch, option: Option) -> None:
     if option.value != PLUGIN:
-        raise _UnsimulatedError(
-            "is not simulated: a scheduler of your own is engine.scheduling_policy"
-        )
+        raise _UnsimulatedError("is not simulated: your own is engine.scheduling_policy")
 
 
 NO_DOTS_SINCE = (0, 13, 0)  # no -O.KEY any more (pull request 29991)
@@ -336,13 +332,6 @@ def _cache_dtype(launch: Launch, option: Option) -> None:
     if not known[option.value]:
         raise _UnsimulatedError("is not simulated")
     _set(launch, "kv_cache_dtype", known[option.value], option)
-
-
-def _states_cache(launch: Launch, option: Option) -> None:
-    """Take none and align, whose states are at the ends of chunks."""
-    if option.value == "all":
-        raise _UnsimulatedError("is not simulated: each block of a prompt has a block of states")
-    _set(launch, "mamba_cache_mode", option.value, option)
 
 
 def _block_size(launch: Launch, option: Option) -> None:
@@ -395,7 +384,6 @@ OWN = {
     ("vllm", "scheduler_cls"): _scheduler_class,
     ("vllm", "block_size"): _block_size,
     ("vllm", "cache_dtype"): _cache_dtype,
-    ("vllm", "mamba_cache_mode"): _states_cache,
     ("sglang", "kv_cache_dtype"): _cache_dtype,
     ("vllm", "limit_per_prompt"): _text_alone,
     ("vllm", "language_model_only"): _text_alone,

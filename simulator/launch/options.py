@@ -12,6 +12,12 @@ from simulator.launch.words import Command, option_words
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.yaml_lines import read_text
 
+SPEC = {
+    "--spec-method": "method",
+    "--spec-model": "model",
+    "--spec-tokens": "num_speculative_tokens",
+}
+"""Options of vLLM that are keys of --speculative-config."""
 NESTED = ("kv_cache_config", "scheduler_config")
 """Blocks of TensorRT-LLM's YAML."""
 
@@ -22,6 +28,11 @@ class Option(NamedTuple):
     row: EngineField
     text: str  # as it was written
     value: Any
+
+    @property
+    def written(self) -> EngineField:
+        """The row of the option as it was written, which may be a key of another's value."""
+        return by_option(self.row.engine).get(self.text.split()[0], self.row)
 
     @property
     def is_default(self) -> bool:
@@ -122,6 +133,8 @@ def _spelled(engine: str, word: str) -> tuple[str, list[str]]:
         return word.replace("-", "_").replace("__", "--", 1), []
     if engine == "vllm" and word == "-O":
         return "--optimization-level", []
+    if engine == "vllm" and word.replace("_", "-") in SPEC:
+        return "--speculative-config", [SPEC[word.replace("_", "-")]]
     head, *keys = word.split(".") if engine == "vllm" else [word]
     if head == "-O":
         head = "--compilation-config"
@@ -153,8 +166,7 @@ def _with_files(command: Command) -> list[str]:
         file = re.fullmatch(r"(--config|--extra_llm_api_options)=(.+)", word)
         match = level or file
         words += [word] if match is None else ["-O", match[1]] if level else [*match.groups()]
-    extra = ["--extra_llm_api_options"] if command.engine == "tensorrt-llm" else []
-    asked = ["--config", *extra]
+    asked = ("--config", "--extra_llm_api_options")
     at = next((i for i, word in enumerate(words[:-1]) if word in asked), None)
     if at is None:
         return words

@@ -63,8 +63,9 @@ def test_options_are_read_as_vllm_reads_them(options, keys):
 
 def test_dotted_keys_make_one_configuration():
     given = "--speculative-config.method ngram --speculative_config.num_speculative_tokens 4"
-    drafts = read_launch(f"{SERVE} {given}").engine["speculative_config"]
-    assert drafts == {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
+    for options in (given, "--spec_method=ngram --spec-tokens 4"):
+        drafts = read_launch(f"{SERVE} {options}").engine["speculative_config"]
+        assert drafts == {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         (f"{SERVE} --speculative-config.method eagle", "num_speculative_tokens: is missing"),
         (OFFLOADING.format('"cpu_bytes_to_use": 8, "block_size": 4'), "block_size: is not simul"),
         (OFFLOADING.format('"cpu_bytes_to_use": "8"'), "OffloadingConnector with cpu_bytes_to_"),
+        ("docker run vllm/vllm-openai:v0.19.1 m --spec-method mtp", "it came with 0.22"),
         (f"{SERVE} -dcp 2", "-dcp 2: is not simulated: a context that GPUs share"),
         (f"{SERVE} --block-size 17", "--block-size 17: vLLM has no attention backend for it"),
         (f"{SERVE} --swap-space 8", "has no such option: it went after"),
