@@ -117,3 +117,13 @@ def test_options_of_older_releases_are_read():
 def test_variables_of_an_engine_are_named_without_their_values():
     launch = read_launch("VLLM_API_KEY=secret HF_TOKEN=x vllm serve m")
     assert launch.lines() == ["--command: variables are not read: VLLM_API_KEY"]
+
+
+def test_fewer_requests_leave_more_of_the_memory_to_the_cache():
+    """`handle_gpu_memory_settings` reserves 2 MiB for each request of the largest CUDA graph."""
+    shares = [
+        load_scenario({"gpu": "H100"}, [LaunchCommand(LLAMA + options)]).engine
+        for options in ("", " --max-running-requests 16")
+    ]
+    usual, fewer = (81_101 * (1 - engine.gpu_memory_utilization) for engine in shares)
+    assert usual - fewer == pytest.approx(2 * (256 - 16), abs=82)  # shares have three digits

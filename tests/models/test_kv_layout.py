@@ -22,6 +22,14 @@ def test_gpt_oss_as_a_server_logged() -> None:
     assert int(57.24 * 2**30 // layout.block_bytes) == 104_202
 
 
+def test_layers_of_a_draft_as_each_engine_counts_them() -> None:
+    """SGLang takes a draft's layers for as large as the model's; these have half as wide heads."""
+    draft, model = load_model("llama-3.2-1b"), load_model("llama-3.1-8b")
+    drafting = EngineSizes(draft=draft, drafts="eagle")
+    assert drafting.more_layers(model) == 8
+    assert drafting._replace(fraction_of="static").more_layers(model) == 16
+
+
 def test_tokens_are_what_the_log_of_that_release_calls_them() -> None:
     """Gemma-3-27B: 10 layers with all tokens, 52 in six groups; before 0.20 blocks by tables."""
     keys = {"hybrid": True, "max_model_len": 4096, "max_num_batched_tokens": 8192}
