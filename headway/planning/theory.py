@@ -166,7 +166,7 @@ def per_request(slos: Sequence[Slo], goodput: GoodputConfig) -> list[Slo]:
     for slo in shares:
         own = goodput.classes.get(slo.part, Bounds() if goodput.classes else goodput)
         found += [
-            Slo(f"goodput.{name}", True, bound, 100.0 * slo.bound, name, slo.part)
+            Slo(f"goodput.{name}", True, bound, 100.0 * slo.bound, latency=name, part=slo.part)
             for name, bound in own.bounds.items()
         ]
     return found

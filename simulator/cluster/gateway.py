@@ -13,7 +13,7 @@ import simpy
 from simulator.cluster.config import AdmissionConfig, ClientConfig
 from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import Alarm
-from simulator.core.log import SHED, TIMEOUT, Log, pack_request
+from simulator.core.log import SHED, TIMEOUT, Log
 from simulator.core.request import Request
 
 
@@ -169,8 +169,7 @@ class Gateway:
             Alarm(self.env, partial(self._try, request, number + 1)).set(self.env.now + wait)
             return
         # What was computed is lost with the try: the row says only that and when it was given up.
-        now = self.env.now
-        self.log.request_rows += pack_request(-1.0, -1.0, now, request.id, 0, 0, 0, reason)
+        self.log.record_unserved(request.id, self.env.now, reason)
         if self.on_finish is not None:
             self.on_finish(request)
 

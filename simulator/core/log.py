@@ -284,7 +284,11 @@ class Log:
     def record_hung_up(self, ids: Iterable[int]) -> None:
         """Write down requests whose clients hung up: that they have not ended, and no more."""
         for id in ids:
-            self.request_rows += pack_request(-1.0, -1.0, -1.0, id, 0, 0, 0, UNFINISHED)
+            self.record_unserved(id, -1.0, UNFINISHED)
+
+    def record_unserved(self, id: int, finish: float, reason: int) -> None:
+        """Write down when a request was given up, s (-1: it was not), and no more."""
+        self.request_rows += pack_request(-1.0, -1.0, finish, id, 0, 0, 0, reason)
 
     @property
     def written(self) -> tuple[int, int]:

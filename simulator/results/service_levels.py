@@ -332,12 +332,13 @@ def parse_slo(text: str) -> Slo:
             percentile = 50.0 if metric.startswith("median") else percentile
     if sign != useful:
         raise HeadwayError(f"--slo {text}: {metric} is to be {useful} something")
+    slo = Slo(metric, sign == "<=", bound, percentile, latency)
     if part is None:
-        return Slo(metric, sign == "<=", bound, percentile, latency)
+        return slo
     if not latency and metric not in (*SHARES, FINISH):
         raise HeadwayError(f"--slo {text}: {metric} is of all requests together")
     part = " ".join(part.split())
-    return Slo(f"{part}:{metric}", sign == "<=", bound, percentile, latency, part)
+    return slo._replace(metric=f"{part}:{metric}", part=part)
 
 
 def _seconds(text: str) -> float:

@@ -57,8 +57,7 @@ class Static(SchedulerBase):
         if isinstance(blocks, BlockManager) and blocks.prefix_caching:
             raise MappingError("blocks", "static batching has no prefix cache")
         max_num_seqs = limits.max_num_seqs
-        if batch_size is None:
-            batch_size = max_num_seqs
+        batch_size = max_num_seqs if batch_size is None else batch_size
         raise_if(
             (
                 not 1 <= batch_size <= max_num_seqs,

@@ -29,10 +29,9 @@ class DynamicScheduler(Scheduler):
     def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         self._policy: Any = options["policy"]
-        policy = self._policy
-        self.displacing = hasattr(policy, "displaces")
-        steady = getattr(policy, "steady", False) or not self.displacing
-        self._steady = steady and not hasattr(policy, "promote")
+        self.displacing = hasattr(self._policy, "displaces")
+        steady = getattr(self._policy, "steady", False) or not self.displacing
+        self._steady = steady and not hasattr(self._policy, "promote")
         self._view = RunningView(self, self.running)
         self._arrivals = 0  # requests that came, or left before their end
         self._seen: tuple[int, ...] = ()  # what had happened when the policy was asked last
