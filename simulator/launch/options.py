@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,8 @@ def _read_option(
             _put(value, keys, text)
         else:
             value = read_value(row, text)
+    except TypeError:
+        raise ValueError(f"{given}: is a key of what is no mapping") from None
     except ValueError as error:
         raise ValueError(f"{given}: {error}") from None
     return Option(row, f"{given} {text}", value), at + 1 + count
@@ -149,13 +152,10 @@ def _put(block: dict[str, Any], keys: list[str], text: str) -> None:
     if last.endswith("+"):
         block[last[:-1]] = text.split(",")
         return
-    try:
-        block[last] = json.loads(text)
-    except ValueError:
-        try:
-            block[last] = read_size(text)
-        except ValueError:
-            block[last] = text
+    block[last] = text
+    for read in (read_size, json.loads):
+        with suppress(ValueError):
+            block[last] = read(text)
 
 
 def _with_files(command: Command) -> list[str]:

@@ -275,7 +275,7 @@ def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -
         if (tokens := pool.get("max_total_tokens", inf)) < blocks * page:
             keys["num_gpu_blocks_override"] = blocks = tokens // page
         if ratio := pool.get("hicache_ratio"):
-            host = int(blocks * page * ratio) // page + 1.5  # halves are left over
+            host = blocks * page * ratio // page + 1.5  # halves are left over
             each = kv_block_bytes(model, own) * own.tensor_parallel_size
             keys["kv_offloading_size"] = host * each / GIB
     return keys | engine

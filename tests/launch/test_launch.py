@@ -248,6 +248,8 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         (OFFLOADING.format('"cpu_bytes_to_use": 8, "block_size": 4'), "block_size: is not simul"),
         (OFFLOADING.format('"cpu_bytes_to_use": "8"'), "OffloadingConnector with cpu_bytes_to_"),
         ("docker run vllm/vllm-openai:v0.19.1 m --spec-method mtp", "it came with 0.22"),
+        (f"{SERVE} -cc 3 -cc.mode 3", "-cc.mode: is a key of what is no mapping"),
+        (f"{SERVE} --spec-tokens 3 -sc.num_speculative_tokens.x 1", "a key of what is no mapping"),
         (f"{SERVE} -dcp 2", "-dcp 2: is not simulated: a context that GPUs share"),
         (f"{SERVE} --block-size 17", "--block-size 17: vLLM has no attention backend for it"),
         (f"{SERVE} --swap-space 8", "has no such option: it went after"),
