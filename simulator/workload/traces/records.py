@@ -271,7 +271,7 @@ class Records:
             if field == "arrival" and "" not in source.names and np.isnan(times).any():
                 _need(values, "is no time", tell)
             return times
-        if field in {"images", "samples"}:
+        if field in {"images", "samples", "prompt", "output"}:
             values = [len(value) if isinstance(value, list) else value for value in values]
         if field == "tpot":
             values = [*map(mean_gap, values, self.values["output"])]

@@ -1,29 +1,16 @@
 """The requests that vLLM's API server logs (`--enable-log-requests`), by release."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import lines
-from simulator.workload.traces.fields import PATTERNS, parse_date
+from simulator.workload.traces.documents import Item, lines
+from simulator.workload.traces.fields import NAMES, PATTERNS, parse_date
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import NO_REQUESTS
 from simulator.workload.traces.json_lines import HashBlocks
 from simulator.workload.traces.records import Records
 
-BLOCK = 16  # tokens of a prompt that have a name together
 YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
-NOT_LOGGED = """not logged, as from 0.11 on without VLLM_LOGGING_LEVEL=DEBUG: take that log, \
-spans (--otlp-traces-endpoint) or a proxy's log"""
-
-
-@dataclass(slots=True)
-class _Logged:
-    line: int
-    values: dict[str, Any]  # by vLLM's names; the time in us
-    prompt: list[str] = field(default_factory=list)  # tokens
-    output: list[str] = field(default_factory=list)
 
 
 def read_vllm_log(path: Path, form: Format) -> Table:
@@ -32,21 +19,22 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     An answer is as long as `--enable-log-outputs` says, else as its `max_tokens` allows: a bound,
     which the ledger tells. HeadwayError where the tokens of prompts are not logged.
     """
-    problems = Problems(path)
+    problems, blocks, size = Problems(path), HashBlocks(form.block_size), form.block_size
     records, every = Records(problems, form), _logged(path, problems)
-    for one in every:
-        told = {f"{kind}_token_ids": len(getattr(one, kind)) or None for kind in IDS}
-        if "limit" in one.values:  # of all answers together
-            told["max_tokens"] = int(one.values["limit"]) * int(one.values.get("n", 1))
-        records.add(one.line, one.values | told)
+    for number, row in every:
+        if "prompt_token_ids" not in row and "aborted" not in row:
+            problems.add(number, "prompt_token_ids", f"{row['id']}: {NAMES['not logged']}")
+            problems.stop()
+        if "max_tokens" in row:  # of all answers together
+            row["n*max_tokens"] = int(row["max_tokens"]) * int(row.get("n", 1))
+        records.add(number, row)
     table = records.table()
-    blocks, kept = HashBlocks(BLOCK), [every[k] for k in table.rows.tolist()]
-    table.segments = []
-    for k, ids in enumerate(one.prompt for one in kept):
-        names = [" ".join(ids[at : at + BLOCK]) for at in range(0, len(ids) - BLOCK + 1, BLOCK)]
+    kept, table.segments = [every[k][1] for k in table.rows.tolist()], []
+    for k, ids in enumerate(row["prompt_token_ids"] for row in kept):
+        names = [" ".join(ids[at : at + size]) for at in range(0, len(ids) - size + 1, size)]
         segments = blocks.with_tail(names, len(ids), k)
         table.segments.append(segments or ((("tail", k), len(ids)),))
-    if unknown := sum(not one.output for one in kept):
+    if unknown := sum("output_token_ids" not in row for row in kept):
         told_of = "max_tokens: answers that are not logged, and are taken as long as it allows"
         table.ledger.note(told_of, unknown)
     longest = int(table.prompt.max(initial=0))
@@ -56,17 +44,13 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     return table
 
 
-IDS = ("prompt", "output")
-
-
-def _logged(path: Path, problems: Problems) -> list[_Logged]:
-    """Return what is logged of each request."""
-    every: list[_Logged] = []
-    named: dict[str, _Logged] = {}
-    passed = last = 0
+def _logged(path: Path, problems: Problems) -> list[Item]:
+    """Return what is logged of each request, with its line: the time in us, lists of tokens."""
+    every: list[Item] = []
+    named: dict[str, dict[str, Any]] = {}
+    last = 0
     for number, line in lines(path):
-        event = PATTERNS["vLLM's event"].search(line)
-        stamp = PATTERNS["vLLM's stamp"].search(line)
+        event, stamp = (PATTERNS[f"vLLM's {what}"].search(line) for what in ("event", "stamp"))
         if event is None or stamp is None:
             continue
         kind, name, ended = event.groups()
@@ -75,21 +59,16 @@ def _logged(path: Path, problems: Problems) -> list[_Logged]:
             problems.notes["PoolingParams: requests left out, no calls to generate text"] += 1
         elif kind == "Received":
             date = PATTERNS["date"].search(line[: event.start()])  # of what wraps the log
-            when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}") + passed
-            years = int(when < last - YEAR // 2)
-            passed, last = passed + years * YEAR, when + years * YEAR
+            when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}")
+            last = when + YEAR * max(round((last - when) / YEAR), 0)  # after a New Year or more
             knobs = dict(reversed(PATTERNS["vLLM's knob"].findall(text)))
-            limit = {"limit": knobs.pop("max_tokens")} if "max_tokens" in knobs else {}
-            named[name] = _Logged(number, {"time": last, **knobs, **limit})
-            every.append(named[name])
-        for one in [named[n] for n in name.split(",") if n in named]:
+            named[name] = {"id": name, "time": last, **knobs}
+            every.append((number, named[name]))
+        for row in [named[one] for one in name.split(",") if one in named]:
             if kind == "Aborted" or ended:
-                one.values["aborted"] = "aborted"
+                row["aborted"] = "aborted"
             for which, ids in PATTERNS["vLLM's ids"].findall(text):
-                setattr(one, which, ids.replace(",", " ").split())
+                row[f"{which}_token_ids"] = ids.replace(",", " ").split()
     if not every:
-        raise HeadwayError(f"{path}:1: format: {next(iter(NO_REQUESTS.values()))}")
-    for name, one in named.items():
-        if not one.prompt and "aborted" not in one.values:
-            raise HeadwayError(f"{path}:{one.line}: prompt_token_ids: {name}: {NOT_LOGGED}")
+        problems.add(1, "format", next(iter(NO_REQUESTS.values())))
     return every
