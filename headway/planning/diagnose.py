@@ -13,6 +13,7 @@ from headway.planning.candidate import Candidate, resources
 from headway.planning.plan import Runs, search_all
 from headway.planning.problem import PlanOptions, make_problem, rate_key
 from headway.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
+from headway.planning.verdict import BEYOND
 from headway.report.metric_rows import BY_KEY
 from headway.report.text import align, served_of
 from simulator.diagnosis.finding import words
@@ -110,6 +111,7 @@ class Diagnosis:
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
     held: Held | None = None  # where it was asked for
     verdicts: Sequence[str] = ()  # on the service levels of the run as it is
+    wanted: float = 0.0  # requests that decide the strictest of them
 
     @property
     def values(self) -> MetricValues:
@@ -182,6 +184,7 @@ def diagnose(
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
     verdicts = [f"{one.slo.text} {one}{served_of(summary, one.slo)}" for one in judged]
     slos = [one.slo for one in judged]
+    wanted = BEYOND / min((one.limit for one in slos if one.is_share and one.limit), default=inf)
     kept = [one for one in slos if _keeps(one, values, slos)]
     try_all = partial(_try_all, scenario, values, slos=slos, kept=kept, warned=warned, jobs=jobs)
     trials = try_all(advised, progress=progress)
@@ -189,7 +192,7 @@ def diagnose(
     missed = len(slos) - len(kept)
     as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
     if not trials:
-        return Diagnosis(findings, as_it_is, (), verdicts=verdicts)
+        return Diagnosis(findings, as_it_is, (), verdicts=verdicts, wanted=wanted)
     ranked_by = [*dict.fromkeys([*([GOODPUT] if GOODPUT in values else []), trials[0].metric])]
 
     def rank(trial: Trial) -> tuple[bool | float, ...]:
@@ -203,7 +206,7 @@ def diagnose(
     both = try_all(pairs, progress=None)
     better_ones = [one for one in both if rank(one) < rank(good[0])]
     trials[:0] = sorted(better_ones, key=rank)
-    return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts)
+    return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts, wanted=wanted)
 
 
 def find_held(
@@ -401,6 +404,9 @@ def table(found: Diagnosis) -> str:
     lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
     if lost and any("_ms" in bound and " kept" in bound for bound in found.verdicts):
         notes.append(UNKEPT)
+    if (requests := found.values["num_prompts"]) < found.wanted:
+        many = f"{found.wanted:,.0f} (workload.num_prompts) decide it"
+        notes.append(f"{requests:,} requests may keep a level by chance: {many}.")
     if any(_narrows(trial.advice) for trial in runs):
         notes.append(NARROWER)
     return "\n".join([*lines, "", align(rows), *notes])

@@ -198,7 +198,10 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
         ([lost, found.verdicts[0]], True),
         ([lost, found.verdicts[1]], False),
     ):
-        assert table(replace(found, verdicts=verdicts)).endswith(UNKEPT) == told
+        assert (UNKEPT in table(replace(found, verdicts=verdicts))) == told
+    few = "3 requests may keep a level by chance: 2,000 (workload.num_prompts) decide it."
+    assert table(found).endswith(few)  # 20 are above a P99 of so many
+    assert few not in table(replace(found, wanted=3.0))
 
 
 def test_the_command(write, tmp_path: Path, capsys) -> None:
