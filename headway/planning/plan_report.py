@@ -379,10 +379,7 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     seen = [1.0]
     for candidate, color, named in colored:
         points = sorted(
-            (
-                place(candidate, trial),
-                max(trial.ratios(slos).values(), default=1.0),
-            )
+            (place(candidate, trial), max(trial.ratios(slos).values(), default=1.0))
             for trial in candidate.result.trials
             if not trial.superseded
         )

@@ -157,11 +157,13 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 def _findings(own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what stands out, with its knob in words and, where this page has it, what turns it."""
     names = {key: name for name, key in KEYS.items()}
-    advised = {one["text"]: one["advice"] for one in own.get("diagnosis") or ()}
+    known = {one["text"]: one for one in own.get("diagnosis") or ()}
     for text, knob in told_findings(own):
-        offers = (one for one in advised.get(text, ()) if knob and one["key"] in names)
+        found = known.get(text, {})
+        offers = (one for one in found.get("advice", ()) if knob and one["key"] in names)
         turn = {names[one["key"]]: one["to"] for one in islice(offers, 1)}
-        yield {"text": text, "knob": knob, "turn": turn, "plan": text.startswith(BROKEN)}
+        more = {"plan": text.startswith(BROKEN), "rule": found.get("rule")}
+        yield {"text": text, "knob": knob, "turn": turn} | more
 
 
 def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:

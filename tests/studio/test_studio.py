@@ -105,6 +105,8 @@ def test_another_gpu_has_its_engine_s_own_sizes() -> None:
     (last,) = answers(Job(2, "demo", tuple(late)), lambda: False)
     assert {"seats", "replicas"} & {name for one in last["advice"] for name in one.get("turn", ())}
     assert any(one.get("plan") for one in last["advice"])
+    rules = {one["rule"] for one in last["advice"] if one.get("knob")}
+    assert rules >= {"levels", "waiting"}  # by which the page puts each beside its chart
 
 
 def test_a_server_that_would_not_start_is_told(recwarn) -> None:

@@ -129,6 +129,9 @@ def test_columns_of_any_name_are_chosen(port: int, tmp_path: Path) -> None:
         words = driver.find_element("id", "columns")
         assert words.get_attribute("value") == "arrival=zeit,prompt=aus,output=ein"
         assert [one.text for one in prompt.options] == ["choose", "zeit", "aus", "ein"]
+        for field in ("client", "priority"):
+            menu = Select(driver.find_element("id", f"column-{field}"))
+            assert [one.text for one in menu.options][:2] == ["none: all alike", "zeit"]
         prompt.select_by_visible_text("ein")
         assert words.get_attribute("value") == "arrival=zeit,prompt=ein,output=ein"
         driver.find_element("id", "read-columns").send_keys(ENTER)

@@ -16,6 +16,10 @@
     ["kv_cache_usage_mean", "Mean KV cache usage, %", 100], ["preemptions", "Preemptions", 1],
     ["dollars_per_million_output_tokens", "$ per million output tokens", 1],
   ];
+  const CHARTS = { // which chart shows what a finding is about; the others stand beside the figures
+    memory: "kv", preemption: "kv", forgotten_prefixes: "kv", waiting: "waiting", urgent: "waiting", unfair: "waiting", rejected: "waiting",
+    prefill_stalls: "tpot", unused_seats: "running", low_load: "running",
+  };
   const HEADLINE = [["output_throughput", "", 1, "tokens/s"], ["p99_ttft_ms", "P99 TTFT ", 1, "ms"], ["slo_attainment", "SLO ", 100, "%"]];
   let knobs = start.knobs;
   let trace = "", file = "", title = start.name; // an uploaded trace: what the server calls it, its own name, and its scenario's
@@ -249,7 +253,10 @@
     traffic(current?.traffic);
     for (const [name, title] of [["arrivals", "Requests per second"], ["prompts", "Input tokens per second"]]) level(above, name, title, "traffic");
     for (const [name, title] of [["running", "Requests in the batch"], ["waiting", "Requests waiting"], ["kv", "KV blocks in use, %"], ["tokens", "Output tokens per second"]]) level(above, name, title);
-    byId("advice").replaceChildren(...(current?.advice ?? []).map(finding));
+    for (const list of document.querySelectorAll("figure ul")) list.replaceChildren();
+    const found = (current?.advice ?? []).map((one) => [byId(`chart-${CHARTS[one.rule]}`)?.querySelector("ul"), finding(one)]);
+    byId("advice").replaceChildren(...found.filter(([list]) => !list).map(([, item]) => item));
+    for (const [list, item] of found) list?.append(item);
   }
 
   // A finding with its knob: a press turns it, or asks the plan.
@@ -318,7 +325,7 @@
     if (!made) {
       made = document.createElement("figure");
       made.id = `chart-${key}`;
-      made.append(document.createElement("figcaption"), Object.assign(document.createElement("div"), { className: "chart" }));
+      made.append(document.createElement("figcaption"), Object.assign(document.createElement("div"), { className: "chart" }), document.createElement("ul"));
       made.firstChild.append(Object.assign(document.createElement("b"), { textContent: title }));
       byId(box).append(made);
     }
@@ -549,7 +556,7 @@
     byId("columns-row").hidden = !names.length;
     byId("columns").value = columns;
     for (const select of choices) {
-      const none = select.dataset.field === "arrival" ? "none: all at once" : "choose";
+      const none = { arrival: "none: all at once", client: "none: all alike", priority: "none: all alike" }[select.dataset.field] ?? "choose";
       select.replaceChildren(new Option(none, ""), ...names.map((name) => new Option(name, name)));
     }
     choose();
