@@ -173,10 +173,7 @@ def _changes(
     """
     assert ranked[0].scenario is not None
     span = step_span(resolve(own).cost for own in ranked[0].scenario.groups.values())
-    asked = [
-        ("10 % more load", Change(load=1.1)),
-        ("20 % longer answers", Change(answers=1.2)),
-    ]
+    asked = [("10 % more load", Change(load=1.1)), ("20 % longer answers", Change(answers=1.2))]
     if span is not None:
         low, high = ceil(100 * (1 - span[0])), floor(100 * (span[1] - 1))
         asked += [

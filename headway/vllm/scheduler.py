@@ -28,13 +28,7 @@ from headway.vllm.recorded import RELEASE, RecordedScheduler, RequestStatus, Sch
 from headway.vllm.waiting_queue import PolicyQueue, RequestView
 from simulator.core.decode_set import DecodeSet
 from simulator.policies.fair import ServiceCounter
-from simulator.policies.policy import (
-    EngineView,
-    RunningView,
-    failed,
-    none_of_them,
-    victim_of,
-)
+from simulator.policies.policy import EngineView, RunningView, failed, none_of_them, victim_of
 from simulator.policies.waiting_queues import queue_of
 from simulator.schedulers.vllm.interface import blocks_to_allocate, has, on_preemption, resumed
 from simulator.schedulers.vllm.rules import rules_of, write_release

@@ -14,13 +14,7 @@ import numpy as np
 
 from simulator.diagnosis.advice import HOST, MOST, AdvisedEvidence
 from simulator.diagnosis.encoder import encoder
-from simulator.diagnosis.evidence import (
-    ADAPTERS,
-    KV_BLOCKS,
-    MAX_NUM_SEQS,
-    POLICY,
-    TOKEN_BUDGET,
-)
+from simulator.diagnosis.evidence import ADAPTERS, KV_BLOCKS, MAX_NUM_SEQS, POLICY, TOKEN_BUDGET
 from simulator.diagnosis.finding import Advice, Finding, turn, words
 from simulator.diagnosis.fleet_rules import (
     autoscaling,

@@ -17,11 +17,7 @@ from simulator.models.kv_budget import estimate, kv_block_bytes
 from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import (
-    REQUIRED,
-    can_overlap,
-    of_policy,
-)
+from simulator.scenario.choose_scheduler import REQUIRED, can_overlap, of_policy
 from simulator.scenario.engines import ENGINES, Defaults, offline_tokens, release_of
 from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.policy_table import POLICIES

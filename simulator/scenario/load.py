@@ -18,11 +18,7 @@ from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
-from simulator.scenario.engine_defaults import (
-    fit_to_gpu,
-    look_up_models,
-    open_named_blocks,
-)
+from simulator.scenario.engine_defaults import fit_to_gpu, look_up_models, open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario

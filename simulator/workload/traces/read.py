@@ -13,11 +13,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.fields import NAMES, UNITS
 from simulator.workload.traces.format import Table
-from simulator.workload.traces.formats import (
-    FORMATS,
-    formats_with,
-    missing_trace,
-)
+from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
 from simulator.workload.workload import Floats, Workload
