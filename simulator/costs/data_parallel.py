@@ -43,7 +43,8 @@ class Experts:
         model, gpu, share = self.model, self.gpu, efficiency_of(self.gpu)
         gpus = self.tensor_parallel_size * self.data_parallel_size
         layers = model.num_hidden_layers - model.dense_layers
-        one, dtype = model.expert_parameters * layers / gpus, model.weight_dtype(self.dtype)
+        one = (model.linear_parameters(1) - model.linear_parameters(0)) / gpus
+        dtype = model.weight_dtype(self.dtype)
         met = model.expected_experts(tokens) / model.num_experts
         experts = model.matrix_bytes(model.num_experts, dtype) - model.matrix_bytes(0, dtype)
         moving = met * experts / gpus / (gpu.bandwidth * share.weights)

@@ -188,8 +188,7 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:
-    given = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    return str(given).removeprefix("torch.")
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
 def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:

@@ -78,9 +78,7 @@ class Gpu(NamedTuple):
 
     def flops(self, dtype: str) -> float:
         """FLOP/s of matrices whose weights have this dtype; those of int4 and int8 are unpacked."""
-        if dtype.startswith("fp8") and self.fp8_flops:
-            return self.fp8_flops
-        return self.bf16_flops
+        return (self.fp8_flops if dtype.startswith("fp8") else None) or self.bf16_flops
 
 
 def _read(row: dict[str, str]) -> Gpu:

@@ -68,8 +68,8 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
         )
     layers = _modules_bytes(model, gpu, sizes, model.modules)
     if model.latent is not None:
-        heads = model.num_attention_heads
-        layers += HALF * model.num_hidden_layers * model.latent.unpacked(heads) / gpus
+        unpacked = model.latent.unpacked(model.num_attention_heads)
+        layers += HALF * model.num_hidden_layers * unpacked / gpus
     outer = {
         one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
     }

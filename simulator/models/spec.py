@@ -196,12 +196,6 @@ class ModelSpec:
         return tuple(getattr(self, name) for name in names[1:last])
 
     @cached_property
-    def expert_parameters(self) -> int:
-        """Weights of one expert of one layer, or of its whole MLP in a dense model."""
-        inputs = self.moe_latent_size or self.hidden_size
-        return (2 + self.gated_mlp) * inputs * self.intermediate_size
-
-    @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Matrices of all layers, and what is in none."""
         return tuple(_all_layers(self))
@@ -353,14 +347,10 @@ class ModelSpec:
         return self.attention_layers * self.num_attention_heads * each
 
     @property
-    def windowed_layers(self) -> int:
-        """Layers that see no further than the sliding window."""
-        return self.layer_kinds.count(WINDOW) if self.sliding_window else 0
-
-    @property
     def windowed(self) -> float:
         """Share of the layers with a KV cache that see no further than the sliding window."""
-        return self.windowed_layers / self.attention_layers
+        layers = self.layer_kinds.count(WINDOW) if self.sliding_window else 0
+        return layers / self.attention_layers
 
     @property
     def keeps_window(self) -> bool:

@@ -82,11 +82,6 @@ def _check_keys(engine: EngineConfig, model: ModelSpec) -> None:
         )
 
 
-def _refuses(engine: EngineConfig, runs: bool) -> bool:
-    """Whether an engine starts with a step shorter than a prompt, which it refuses then."""
-    return engine.name == "tensorrt-llm" and not runs
-
-
 def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> EngineSpec | None:
     """Settle what an engine is, each part in an attempt; None where one has failed.
 
@@ -108,10 +103,10 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     with attempt("engine.prefix_cache_retention_interval", "model"):
         _check_keys(engine, model)
     longest = longest_of(engine, model)
-    tokens = engine.max_num_batched_tokens
-    holds_longest = engine.enable_chunked_prefill or tokens >= longest or _refuses(engine, runs)
+    tokens = engine.max_num_batched_tokens  # TensorRT-LLM's server refuses longer prompts
+    holds = engine.enable_chunked_prefill or tokens >= longest or engine.name == "tensorrt-llm"
     with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
-        if not holds_longest:
+        if not holds:
             raise ScenarioError(
                 "engine.max_num_batched_tokens",
                 "without chunked prefill must be at least "
@@ -141,7 +136,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as notes,
     ):
         cost = make_cost(own, model, gpu)
-    if policy is None or blocks is None or cost is None or not holds_longest:
+    if policy is None or blocks is None or cost is None or not holds:
         return None
     release = release_of(engine)
     spec = EngineSpec(

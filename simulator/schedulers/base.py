@@ -31,6 +31,8 @@ class SchedulerBase:
     traits: ClassVar[Traits] = Traits()
     running_type: ClassVar[type[RunningRequests]] = RunningRequests
     """What the running list is made of."""
+    refuses_long: ClassVar[bool] = False
+    """A prompt that is not split, and longer than a step, is refused."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class SchedulerBase:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) must be >= max_num_seqs ({seqs}) and that >= 1"
             )
-        if not self.enable_chunked_prefill and tokens < longest:
+        if not (self.enable_chunked_prefill or self.refuses_long) and tokens < longest:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) must be >= max_model_len ({longest}) without "
                 "chunked prefill"

@@ -70,7 +70,7 @@ class TrtLlm(ContinuousBatching):
         obeys=BUDGET | {"enable_chunked_prefill"},
         sets_aside=True,
     )
-    reserves = True
+    reserves = refuses_long = True
     waiting: ByArrival
 
     def __init__(
@@ -85,11 +85,23 @@ class TrtLlm(ContinuousBatching):
             what = f"must be {', '.join(POLICIES)}, not {capacity_scheduler_policy!r}"
             raise MappingError("capacity_scheduler_policy", what)
         self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        # Who is paused is computed again, with an answer that may be longer than a step.
+        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION  # type: ignore[misc]
+        self.refuses_long = self.reserves  # type: ignore[misc]
         super().__init__(blocks, limits)
         self.waiting = ByArrival()
-        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION  # type: ignore[misc]
         self.policy = capacity_scheduler_policy
         self._found: dict[Request, int] = {}  # cached blocks, before the step begins anybody
+
+    def fits(self, request: Request) -> bool:
+        """Say whether a prompt that is not split has room in a step, too."""
+        whole = self.enable_chunked_prefill or request.prompt_tokens <= self.max_num_batched_tokens
+        return whole and super().fits(request)
+
+    @property
+    def room(self) -> str:
+        step = f"a step of {self.max_num_batched_tokens:,} tokens, or "
+        return ("" if self.enable_chunked_prefill else step) + super().room
 
     def add(self, request: Request) -> bool:
         changes = super().add(request)

@@ -77,7 +77,7 @@ def test_small_steps_are_padded_to_the_fullest_rank_and_large_ones_are_not() -> 
 def test_a_rank_holds_all_but_the_experts_of_the_others(model) -> None:
     one, four = (kv_budget(model, H100, data_parallel_size=ranks) for ranks in (1, 4))
     layers = model.num_hidden_layers - model.dense_layers
-    experts = layers * model.num_experts * model.expert_parameters * 2
+    experts = layers * model.num_experts * 3 * model.hidden_size * model.intermediate_size * 2
     assert one.weights - four.weights == pytest.approx(0.75 * experts, abs=1)
     dense = load_model("llama-3-8b")
     budgets = [kv_budget(dense, H100, data_parallel_size=ranks) for ranks in (1, 4)]

@@ -104,7 +104,7 @@ def test_what_is_not_json(tmp_path: Path) -> None:
 def test_which_layers_have_a_window(tmp_path: Path, keys: dict, window: tuple[int, int]) -> None:
     """By families' habits, or layer by layer."""
     model = load_model(write_config(tmp_path, **keys))
-    assert (model.sliding_window, model.windowed_layers) == window
+    assert (model.sliding_window, model.windowed * model.attention_layers) == window
 
 
 def test_what_the_files_of_a_family_leave_out(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_the_files_of_a_family_leave_out(tmp_path: Path) -> None:
 def test_gemma_3_reads_its_window_in_five_of_six_layers() -> None:
     """27B: 10 layers see all, 52 the last 1,024 tokens; each token takes 62 * 2 * 16 * 128 * 2."""
     model = load_model("gemma-3-27b")
-    assert (model.sliding_window, model.windowed_layers) == (1024, 52)
+    assert (model.sliding_window, model.windowed * model.attention_layers) == (1024, 52)
     assert model.kv_bytes_per_token() == 507_904
     assert model.attention_flops_per_pair == 62 * 32 * 4 * 128
 

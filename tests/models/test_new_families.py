@@ -174,7 +174,7 @@ def test_llama_4_by_hand() -> None:
     assert scout.parameters == 2 * head + norms + 48 * (attention + 17 * expert + 5120 * 16)
     layers = 48 * attention + 24 * (129 * expert + 5120 * 128) + 24 * mlp
     assert maverick.parameters == 2 * head + norms + layers
-    assert (scout.sliding_window, scout.windowed_layers) == (8192, 36)
+    assert (scout.sliding_window, scout.windowed * scout.attention_layers) == (8192, 36)
     assert not scout.keeps_window
     eight = {"tensor_parallel_size": 8}
     plain, hybrid = (kv_budget(scout, H100, **eight, hybrid=one) for one in (False, True))

@@ -1,5 +1,8 @@
 """Schedules of TGI, DeepSpeed-FastGen and TensorRT-LLM, worked out by hand; steps of 1 s."""
 
+import pytest
+
+from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.tgi import Tgi
@@ -251,3 +254,16 @@ def test_trtllm_static_batch() -> None:
     scheduler = made(TrtLlm, counter(90), max_num_seqs=2, **options)
     seen, _ = run(scheduler, (0, 4, 3), (0, 4, 1), (0, 4, 1))
     assert seen == [prompts(0, 1, tokens=4), ({}, 1), ({}, 1), prompts(2, tokens=4)]
+
+
+def test_trtllm_refuses_prompts_beyond_a_step() -> None:
+    """A step of 8 tokens, requests of 64: the server starts, and answers the shorter prompts."""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 64}
+    scheduler = made(TrtLlm, counter(90), **options)
+    short, long = Request(0, 0.0, 8, 20), Request(1, 0.0, 9, 1)
+    assert (scheduler.fits(short), scheduler.fits(long)) == (True, False)
+    assert scheduler.room.startswith("a step of 8 tokens, or ")
+    split = made(TrtLlm, counter(90), enable_chunked_prefill=True, **options)
+    assert split.fits(long)
+    with pytest.raises(ValueError, match="without chunked prefill"):
+        made(TrtLlm, counter(90), capacity_scheduler_policy="MAX_UTILIZATION", **options)
