@@ -302,7 +302,7 @@ def split_values(item: str) -> tuple[str, list[str]]:
     key, _, text = item.partition("=")
     values = [value.strip() for value in _split_commas(text)]
     if not key or not all(values):
-        raise HeadwayError(f"--vary {item}: must be dotted.key=value,value,...")
+        raise HeadwayError(f"--vary {item}: must be dotted.key=value,value,..., as seed=1,2")
     if len(set(values)) < len(values):
         raise HeadwayError(f"--vary {item}: has a value twice")
     return key.strip(), values

@@ -67,8 +67,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     notes += [f"{c.label}: never fits: {c.never}" for c in candidates if c.never]
     notes += [f"{c.label}: not tried: {c.not_tried}" for c in candidates if c.not_tried]
     if problem.key and any(candidate.result.best for candidate in candidates):
-        step = "one step more load" if problem.searches_rate else "the next value"
-        notes.insert(0, f"breaks: for a candidate that is enough, what {step} breaks")
+        notes.insert(0, "breaks: the bound that breaks at the next load or value tried")
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
@@ -216,7 +215,7 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
         yield f"  the interval ends beyond the loads that were tried: {more} tells where"
     elif high - low > WIDE * criteria.tolerance * row["capacity"]:
         wide = (high - low) / row["capacity"]
-        yield f"  the interval is {wide:.0%} of it wide: {more} narrows it"
+        yield f"  the interval is {wide:.0%} of the capacity wide; {more} narrows it"
 
 
 def plan(

@@ -61,7 +61,7 @@ def memory_table(budget: MemoryBudget) -> str:
         of = f"{budget.layers} of {model.num_hidden_layers}"
         rows.append(("layers of the fullest stage", of))
     named = {name: f"{name} (estimate)" for name in ESTIMATES}
-    named["weights"] = f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})"
+    named["weights"] = f"weights ({model.parameters / 1e9:.2f} B parameters, {budget.weight_dtype})"
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))

@@ -418,8 +418,8 @@ def run_band(gauges: Summary) -> str:
     errors = campaign()
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))
     kind = kind if kind in errors else model
-    told = f"nine of ten ({kind}) were off by less than {errors[kind]}"
-    return f"{told}; on servers that nobody tuned on {blind(model)} (medians)"
+    told = f"errors of nine in ten measured ones ({kind}) are below {errors[kind]}"
+    return f"{told}; median errors on servers that no term was tuned on: {blind(model)}"
 
 
 def run_kind(model: str, prompt: float) -> str:
@@ -446,7 +446,7 @@ def campaign() -> dict[str, str]:
     with Path(__file__).with_name("accuracy.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["kind"] == "run" and row["p90"]:
-                error = f"{100 * float(row['p90']):.0f} % ({row['metric']} of {row['runs']})"
+                error = f"{100 * float(row['p90']):.0f} % in {row['metric']} ({row['runs']} runs)"
                 found.setdefault(row["name"], []).append(error)
     return {kind: ", ".join(errors) for kind, errors in found.items()}
 

@@ -42,9 +42,9 @@ class Broken(NamedTuple):
         return self.value / self.bound
 
     def __str__(self) -> str:
-        """Say it: `P99 TPOT is 1.89 times its bound (22.7 of 12 ms)`."""
+        """Say it: `P99 TPOT is 1.89 times its bound (22.7 ms; the bound is 12 ms)`."""
         name = f"P{self.percentile:g} {self.latency.upper()}"
-        told = f"{short(self.value)} of {short(self.bound)} ms"
+        told = f"{short(self.value)} ms; the bound is {short(self.bound)} ms"
         return f"{name} is {three_digits(self.times)} times its bound ({told})"
 
 

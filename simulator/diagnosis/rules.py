@@ -184,14 +184,14 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
     why = {
         MAX_NUM_SEQS: f"all max_num_seqs={run.limit('max_num_seqs')} seats are taken",
         TOKEN_BUDGET: "a step computes max_num_batched_tokens="
-        f"{run.limit('max_num_batched_tokens')} at most, while {run.gauges['mean_running']:.1f} of "
-        f"{run.limit('max_num_seqs')} seats are taken on average",
+        f"{run.limit('max_num_batched_tokens')} tokens at most, while on average "
+        f"{run.gauges['mean_running']:.1f} of {run.limit('max_num_seqs')} seats are taken",
         POLICY: f"{run.policy} admits no request then",
     }[cause]
     return Finding(
         share * (1 - run.misrouted),
-        f"For {share:.0%} of their time requests wait because {why} (in the queue "
-        f"{three_digits(run.ms('mean_queue_time') / 1000)} s on average, for all reasons; GPU busy "
+        f"Requests wait for {share:.0%} of their time because {why} (mean wait in the queue "
+        f"{three_digits(run.ms('mean_queue_time') / 1000)} s, for all reasons; GPU busy "
         f"{run.gauges['gpu_busy_fraction']:.0%}).",
         TTFT,
         run.advisor.cure(cause),
@@ -329,7 +329,7 @@ def adapters(run: AdvisedEvidence) -> Finding | None:
         advice.append(run.advisor.changed("max_cpu_loras", names))
     return Finding(
         max(waited, loaded) * (1 - run.misrouted),
-        f"For {waited:.0%} of their time requests wait because others run with max_loras="
+        f"Requests wait for {waited:.0%} of their time because others run with max_loras="
         f"{run.limit('max_loras')} adapters; {loaded:.0%} of the busy time goes to loading "
         f"adapters, {run.gauges['adapters_read']:,} times from disk. Requests name {names}.",
         TTFT,

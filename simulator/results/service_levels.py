@@ -302,8 +302,8 @@ def parse_slo(text: str) -> Slo:
         bound = _seconds(number) if metric == FINISH else float(number)
     except ValueError:
         raise HeadwayError(
-            f"--slo {text}: must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000, or "
-            "finish<=6:00 (hours and minutes of the run)"
+            f"--slo {text}: must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000 (ms), "
+            "or finish<=6:00 (hours and minutes of the run)"
         ) from None
     percentile, latency = None, ""
     if metric in (*SHARES, *RATES, FINISH):

@@ -384,7 +384,7 @@ def _override(
     """Set one dotted key; return what is wrong with the override."""
     key = tuple(name.strip().split("."))
     if text is None or not all(key):
-        return [f"{place}: must be dotted.key=value"]
+        return [f"{place}: must be dotted.key=value, as engine.max_num_seqs=64"]
     try:
         value, _ = parse(text, place)
     except HeadwayError as error:

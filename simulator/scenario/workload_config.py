@@ -137,7 +137,7 @@ class WorkloadConfig(Config):
         others = [key for key in self.given if key not in BESIDE_TRACE]
         if self.trace is not None and others:
             known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
-            what = f"needs a generator; beside trace there is {known}"
+            what = f"a trace has requests of its own; keys beside trace are {known}"
             raise MappingError([((key,), what) for key in others])
         keys = self.given | {"max_concurrency": self.max_concurrency}
         self._generator = from_mapping(Generator, keys)

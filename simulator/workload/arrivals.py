@@ -122,7 +122,7 @@ class ArrivalProcess:
         """Check what is said of the rates."""
         start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
         checks = [
-            (not self.request_rate > 0, "request_rate", f"{self.request_rate} is not above 0"),
+            (not self.request_rate > 0, "request_rate", f"{self.request_rate}/s is not above 0"),
             (not self.burstiness > 0, "burstiness", f"{self.burstiness} is not above 0"),
             *(
                 (0 < value < LOWEST, name, f"{value} is below {LOWEST}")

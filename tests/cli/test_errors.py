@@ -21,7 +21,7 @@ USAGE = [
     ),
     (["compare", "small.yaml"], "--vary: is missing; for example --vary engine.max_num_seqs=64..."),
     (["run", "none.yaml"], "none.yaml: no such file"),
-    (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value"),
+    (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value, as ..."),
     (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1"),
     (
         ["run", "small.yaml", "--set", "engine.max_num_seqs=0"],

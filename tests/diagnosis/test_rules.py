@@ -124,7 +124,7 @@ def test_waiting(diagnose, sets: list[str], cause: str, knob: str) -> None:
     assert found["waiting"]["figures"]["cause"] == cause
     assert found["waiting"]["advice"][0]["key"] == knob
     share = f"{found['waiting']['figures']['share_of_e2el']:.0%}"
-    assert found["waiting"]["text"].startswith(f"For {share} of their time requests wait because ")
+    assert found["waiting"]["text"].startswith(f"Requests wait for {share} of their time because ")
     assert "memory" not in found
 
 

@@ -59,10 +59,10 @@ def test_values_are_parted_at_bare_commas(item, values):
 @pytest.mark.parametrize(
     ("item", "what"),
     [
-        ("k", "must be dotted.key=value,value,..."),
-        ("k=", "must be dotted.key=value,value,..."),
-        ("k=1,", "must be dotted.key=value,value,..."),
-        ("=1", "must be dotted.key=value,value,..."),
+        ("k", "must be dotted.key=value,value,..., as seed=1,2"),
+        ("k=", "must be dotted.key=value,value,..., as seed=1,2"),
+        ("k=1,", "must be dotted.key=value,value,..., as seed=1,2"),
+        ("=1", "must be dotted.key=value,value,..., as seed=1,2"),
         ("k=1,2,1", "has a value twice"),
     ],
 )

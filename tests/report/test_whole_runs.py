@@ -32,8 +32,9 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
         if runs := cell.strip():
             errors, _, count = runs.rstrip(")").rpartition("/")
             ninth = float(errors.split(", ")[1].split(" ")[0])
-            assert any(f"{ninth + half:.0f} % ({metric} of {count})" in told for half in (0, 0.04))
-    assert told.rpartition("tuned on ")[2].removesuffix(" % (medians)") in page.partition(blind)[2]
+            said = f" % in {metric} ({count} runs)"
+            assert any(f"{ninth + half:.0f}{said}" in told for half in (0, 0.04))
+    assert told.rpartition("tuned on: ")[2].removesuffix(" %") in page.partition(blind)[2]
 
 
 def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:

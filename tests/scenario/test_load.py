@@ -52,9 +52,12 @@ def test_an_override_can_mend_a_bad_file(write):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("engine.max_num_seqs", "--set engine.max_num_seqs: must be dotted.key=value"),
-        ("=4", "--set =4: must be dotted.key=value"),
-        ("engine..x=4", "--set engine..x=4: must be dotted.key=value"),
+        (
+            "engine.max_num_seqs",
+            "--set engine.max_num_seqs: must be dotted.key=value, as engine.max_num_seqs=64",
+        ),
+        ("=4", "--set =4: must be dotted.key=value, as engine.max_num_seqs=64"),
+        ("engine..x=4", "--set engine..x=4: must be dotted.key=value, as engine.max_num_seqs=64"),
         (
             "name.x.y=4",
             "--set name.x.y=4: name is 'n' and has no keys",

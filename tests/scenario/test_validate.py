@@ -156,7 +156,7 @@ BAD = [
     ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing (the file, ..."),
     (
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
-        "s.yaml:2: workload.request_rate: needs a generator; beside trace there is "
+        "s.yaml:2: workload.request_rate: a trace has requests of its own; keys beside trace are "
         "columns, max_concurrency, client_latency, frontend, clients, priorities, "
         "max_tokens, adapters, models, multimodal",
     ),

@@ -273,7 +273,7 @@ def test_demo_is_like_azure(request):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"request_rate": 0}, "request_rate: 0 is not above 0"),
+        ({"request_rate": 0}, "request_rate: 0/s is not above 0"),
         ({"burstiness": -1.0}, "burstiness: -1.0 is not above 0"),
         ({"num_prompts": 0}, "num_prompts: 0 is less than 1"),
         ({"num_prompts": 1.5}, "num_prompts: must be a whole number, not 1.5"),
@@ -343,7 +343,7 @@ def test_all_refusals_at_once():
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
         "sessions: must be a mapping of keys, not 7",
-        "request_rate: -1 is not above 0",
+        "request_rate: -1/s is not above 0",
         "num_prompts: 0 is less than 1",
     ]
 

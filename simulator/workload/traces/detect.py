@@ -52,8 +52,8 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
             raise HeadwayError(meant)
     if not find_fields(names).keys().isdisjoint(NEEDED):
         check_needed(find_fields(names), f"{path}:{number}")
-    known = ", ".join(FORMATS)
     begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
+    known = ", ".join(FORMATS) + f"; or name columns, as {option}arrival=t,prompt=n,output=m"
     raise HeadwayError(f"{place}: {begins} no known format. Known are: {known}")
 
 
