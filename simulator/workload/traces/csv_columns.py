@@ -1,7 +1,7 @@
 """Tables in CSV, read some megabytes at a time, as columns of texts that `records.py` converts.
 
-A million lines take 0.9 s. pandas.read_csv takes 0.4 s and pyarrow 0.15 s, but both let `+5` and
-` 1` pass for plain numbers, and neither says which lines are wrong, and how.
+A million lines take 1.6 s. pandas.read_csv and pyarrow are faster, but both let `+5` and ` 1` pass
+for plain numbers, and neither says which lines are wrong, and how.
 """
 
 import csv
@@ -136,10 +136,9 @@ def _split(
     """Return the number of the line of each row, and the columns; tell which lines are wrong."""
     text = text.removesuffix("\n").replace("\r\n", "\n")
     lines = text.split("\n")
-    if '"' not in text:
-        plain = [line.split(mark) for line in lines]
-        if {*map(len, plain)} == {width} and width > 1:
-            return range(first, first + len(lines)), [*zip(*plain, strict=True)]
+    if '"' not in text and width > 1 and {line.count(mark) for line in lines} == {width - 1}:
+        cells = text.replace("\n", mark).split(mark)  # half the time of a split for each line
+        return range(first, first + len(lines)), [cells[k::width] for k in range(width)]
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=mark, strict=True)
     numbers, rows, at = [], [], first
     try:
