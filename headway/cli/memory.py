@@ -116,7 +116,7 @@ def _settings(options: Mapping[str, str]) -> dict[str, str]:
         name = option.replace("-", "_")
         key = others.get(name, f"engine.{name}")
         plain = _formats(value, options) if name == "quantization" else _plain(key, value)
-        sets[f"{key}={plain}"] = f"--{option} {value}"
+        sets[f"{key}={plain}"] = " ".join([f"--{option}", value or '""'])
     return sets
 
 

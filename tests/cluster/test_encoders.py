@@ -137,7 +137,8 @@ def test_a_run_leaps_as_it_steps(tmp_path: Path, asynchronous: str) -> None:
 
 def test_an_image_that_no_encoder_takes_is_refused(tmp_path: Path) -> None:
     """It is larger than what a step encodes at most."""
-    result = made(tmp_path, ["0,10,1,1", "0,10,1,0"], "workload.multimodal.image.tokens=401")
+    most = "engine.multimodal_config.max_num_encoder_input_tokens=400"
+    result = made(tmp_path, ["0,10,1,1", "0,10,1,0"], "workload.multimodal.image.tokens=401", most)
     assert result.requests.finish_reason.tolist() == ["rejected", "stop"]
 
 
