@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 LENGTHS = ("engine.max_model_len", "engine.max_num_batched_tokens")
 NAMES = {"model": "model", "gpu": "gpu.name", "engine": "engine.name"}
 TEXTS = ("gpu.name", "engine.name", "engine.version")  # 4090 is a name, too, and 0.10 no number
-HYBRID = {"disable_hybrid_kv_cache_manager": "hybrid"}
-"""What a key is called among an engine's sizes, where it is another name."""
 MOST_GIB = 1024  # of a GPU
 
 
@@ -204,10 +202,8 @@ def read_budget(
             raise HeadwayError(f"--gpu-memory-gib {gib:g}: {what}")
         gpu = gpu._replace(memory=int(gib * GIB))
     missing = not_simulated(scenario.engine, scenario.known_model)  # that the server has
-    own: dict[str, Any] = {
-        HYBRID.get(key, key): True for key in missing if not scenario.says(f"engine.{key}")
-    }
-    budget = estimate(model, gpu, engine_sizes(scenario.engine, model)._replace(**own))
+    own = {key: to for key, to in missing.items() if not scenario.says(f"engine.{key}")}
+    budget = estimate(model, gpu, engine_sizes(scenario.engine.model_copy(update=own), model))
     for what in not_started(model, scenario.engine, budget.max_model_len):
         warnings.warn(what, HeadwayWarning, stacklevel=2)
     return budget, remedies(scenario, budget) if budget.refusal else ""

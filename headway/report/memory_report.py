@@ -20,7 +20,7 @@ def log_lines(budget: MemoryBudget) -> list[str]:
     if static:
         error, lines = "RuntimeError", [f"Load weight end. mem usage={loaded:.2f} GB"]
     elif sizes.fraction_of == "free":
-        error, lines = "AssertionError" if sizes.trtllm else "RuntimeError", []
+        error, lines = "AssertionError" if sizes.name == "tensorrt-llm" else "RuntimeError", []
     else:
         error, lines = "ValueError", [f"Model loading took {loaded:.2f} GiB memory"]
         lines.append(f"Available KV cache memory: {gib(left)}")
@@ -34,9 +34,9 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         cache = tokens * budget.kv_bytes_per_token / GIB
     if static:
         return [*lines, f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB"]
-    if sizes.fraction_of == "free" and not sizes.trtllm:  # TGI's
+    if sizes.fraction_of == "free" and sizes.name != "tensorrt-llm":  # TGI's
         return [f"KV-cache blocks: {budget.logged_blocks}, size: {sizes.block_size}"]
-    if sizes.trtllm:
+    if sizes.name == "tensorrt-llm":
         what = f"for max tokens in paged KV cache ({tokens})"
         return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
     if sizes.max_model_len == "auto":
@@ -97,7 +97,7 @@ def _requests(budget: MemoryBudget) -> list[str]:
         for tokens in _lengths(longest)
     ]
     lines += ["", f"contiguous: each request reserves max_model_len = {longest:,}"]
-    if budget.sizes.hybrid and model.keeps_window:
+    if not budget.sizes.disable_hybrid_kv_cache_manager and model.keeps_window:
         windowed = budget.model.cached_layers.get("sliding_attention", 0)
         lines.append(
             f"paged: {windowed} of {sum(model.cached_layers.values())} layers keep "

@@ -409,6 +409,11 @@ class EngineConfig(Config):
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 
     @property
+    def draft_method(self) -> str | None:
+        """How drafts are made; None: there are none."""
+        return self.speculative_config.method if self.speculative_config else None
+
+    @property
     def drafts_ahead(self) -> bool:
         """Whether drafts are verified a step ahead, beside a prefix cache, or vary in number."""
         drafts = self.speculative_config

@@ -67,8 +67,7 @@ class MemoryBudget(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of the server, of all its data-parallel ranks."""
-        of = self.sizes
-        return of.tensor_parallel_size * of.pipeline_parallel_size * of.data_parallel_size
+        return self.sizes.gpus
 
     @property
     def max_model_len(self) -> int:
@@ -149,9 +148,10 @@ class MemoryBudget(NamedTuple):
     def unread(self) -> str:
         """What takes memory and is not counted; "": nothing is known to."""
         sizes, packed = self.sizes, self.model.checkpoint
+        drafts = sizes.speculative_config
         told = [self.model.unread]
-        if sizes.draft is None and (sizes.unread_draft or sizes.drafts == "draft_model"):
-            told.append(UNREAD.get(sizes.drafts or "", ""))
+        if drafts and not sizes.draft and (drafts.model or drafts.method == "draft_model"):
+            told.append(UNREAD.get(str(drafts.method), ""))
         int4 = packed and (packed.method, packed.word) == ("compressed-tensors", "int4")
         if int4 and self.model.num_experts and sizes.fraction_of == "all":
             told.append(UNREAD["int4 experts"])
@@ -210,11 +210,11 @@ class MemoryBudget(NamedTuple):
         get_max_atten_window_upper_bound (TensorRT-LLM 1): the last two start with room for
         shorter requests.
         """
-        shortens = self.sizes.fraction_of == "static" or self.sizes.trtllm
+        shortens = self.sizes.fraction_of == "static" or self.sizes.name == "tensorrt-llm"
         if shortens and self.logged_blocks > 0 and self.kv_cache <= self.room:
             return ""
         if shortens:
-            return REFUSALS["trtllm" if self.sizes.trtllm else "static"]
+            return REFUSALS["trtllm" if self.sizes.name == "tensorrt-llm" else "static"]
         if self.room <= 0:
             tokens, free = self.sizes.max_num_batched_tokens, self.sizes.fraction_of == "free"
             return REFUSALS["free" if free else "none"].format(tokens=tokens)
@@ -272,10 +272,11 @@ def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
 def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
     """Return the encoder's peak and its outputs: of as many tokens as its budget, or an image."""
     vision = model.vision
-    if vision is None or not sizes.tower or sizes.fraction_of != "all":
+    if vision is None or not sizes.takes_images or sizes.fraction_of != "all":
         return 0, 0
     tokens = max(sizes.max_num_batched_tokens, model.largest_image)
-    kept = tokens if sizes.encoder_cache is None else sizes.encoder_cache
+    images = sizes.multimodal_config
+    kept = (images and images.encoder_cache_size) or tokens
     patches = tokens * vision.patches_per_token
     inner = 2 * vision.intermediate_size / sizes.tensor_parallel_size
     return int(patches * (2 * vision.hidden_size + inner) * HALF), kept * model.output_bytes
@@ -291,7 +292,7 @@ def kv_budget(model: ModelSpec, gpu: Gpu, **keys: object) -> MemoryBudget:
     follows `kv_cache_dtype`, with `auto` meaning what the checkpoint says, else the `dtype`. Raises
     ValueError if fewer than two blocks are left, saying how much is missing.
     """
-    return fitting(estimate(model, gpu, EngineSizes(**keys)))  # type: ignore[arg-type]
+    return fitting(estimate(model, gpu, EngineSizes(**keys)))
 
 
 class TooLittleMemoryError(ScenarioError):
@@ -310,13 +311,9 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     """Work out the budget likewise, whether anything is left for the KV cache or not."""
     model.check_parallel(sizes.tensor_parallel_size)
     sizes = sizes.on(gpu, model) if sizes.fraction_of == "all" else sizes
-    if not 0 < sizes.gpu_memory_utilization <= 1:
-        raise ScenarioError(
-            "engine.gpu_memory_utilization",
-            f"must be above 0 and at most 1, not {sizes.gpu_memory_utilization}",
-        )
     if sizes.mamba_cache_mode == "align":
-        sizes = sizes._replace(exports_states=exports_states(model, gpu, sizes.release))
+        exports = exports_states(model, gpu, sizes.release)
+        sizes = sizes.model_copy(update={"exports_states": exports})
     parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
     left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
@@ -326,7 +323,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         model=model,
         gpu=gpu,
         sizes=sizes,
-        weight_dtype=model.weight_dtype(sizes.weights),
+        weight_dtype=model.weight_dtype(sizes.weight_dtype),
         kv_cache_dtype=cache,
         weights=int(sum(parts)),
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
@@ -349,7 +346,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
 
 def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     """Bytes of libraries; under SGLang what is not free before it loads."""
-    own = sizes.term("context") + sizes.trtllm * sizes.term("trtllm")
+    own = sizes.term("context") + (sizes.name == "tensorrt-llm") * sizes.term("trtllm")
     peers = sizes.tensor_parallel_size - 1
     if peers and gpu.link_bandwidth > NVLINK:
         own += sizes.term("nvlink") + min(peers, PEERS) * sizes.term("peer")

@@ -80,7 +80,7 @@ def model_groups(model: ModelSpec) -> tuple[int, int]:
     """Return the tables of layers with full attention, and of those with a window."""
     if not model.keeps_window:
         return 1, 0
-    tables = kv_layout(model, EngineSizes(hybrid=True)).tables
+    tables = kv_layout(model, EngineSizes(disable_hybrid_kv_cache_manager=False)).tables
     windowed = sum(one.number for one in tables if one.window)
     return sum(one.number for one in tables) - windowed, windowed
 
@@ -104,7 +104,8 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     prefix cache two, and one for each token drafted, by which all are lengthened.
     """
     gpus, block_size, dtype = sizes.tensor_parallel_size, sizes.block_size, sizes.cache(model)
-    more_layers, ahead = sizes.more_layers(model), sizes.ahead if sizes.drafts else 0
+    more_layers, drafts = sizes.more_layers(model), sizes.speculative_config
+    ahead = drafts.lookahead if drafts else 0
     if sizes.fraction_of == "static":
         return _pooled(model, sizes, dtype, more_layers)
     share = model.kv_share(gpus)
@@ -114,7 +115,7 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     total = sum(counts[kind] * size for kind, size in bytes_of.items())
     total += more_layers * bytes_of[most]
     counts[most] += ceil(more_layers)
-    windowed = sizes.hybrid and model.keeps_window and WINDOW in counts
+    windowed = not sizes.disable_hybrid_kv_cache_manager and model.keeps_window and WINDOW in counts
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.

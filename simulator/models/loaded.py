@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
 
 def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
-    gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weights)
+    gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weight_dtype)
     if sizes.fraction_of == "all" and sizes.dtype == "float16" and model.no_float16:
         raise ScenarioError(
             "engine.dtype", f"vLLM refuses float16 for {model.name}: its numbers overflow there"
@@ -75,7 +75,7 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     }
     embedding, head = outer.pop("embed_tokens"), outer.pop("lm_head", 0.0)
     rest = sum(outer.values()) + _angles(model)
-    vision = HALF * model.vision.parameters / gpus if model.vision and sizes.tower else 0.0
+    vision = HALF * model.vision.parameters / gpus if model.vision and sizes.takes_images else 0.0
     return Loaded(layers, embedding, head, rest, vision, _drafting(model, gpu, sizes))
 
 
@@ -91,7 +91,7 @@ def _modules_bytes(
     model: ModelSpec, gpu: Gpu, sizes: EngineSizes, modules: Iterable[Module]
 ) -> float:
     """Bytes of modules on each GPU."""
-    formats, width = model.formats(sizes.weights), model.wide(sizes.weights)
+    formats, width = model.formats(sizes.weight_dtype), model.wide(sizes.weight_dtype)
     gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
     whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
     within, spread = (1, gpus * ranks) if whole else (gpus, 1)
@@ -194,10 +194,10 @@ def _angles(model: ModelSpec) -> float:
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     """Bytes of what drafts: a layer of MTP, EAGLE's layer and `fc`, EAGLE-3's, or a model."""
     hidden, gpus = model.hidden_size, sizes.tensor_parallel_size
-    method, draft = sizes.drafts, sizes.draft
+    method, draft = sizes.draft_method, sizes.draft
     if draft is not None and method == "draft_model":
-        own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus, tower=False))
-        return sum(own)
+        own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus))
+        return sum(own) - own.tower
     if method == "mtp":
         if not model.has_mtp:
             raise ScenarioError("engine.speculative_config", f"mtp: {model.name} has no MTP layers")

@@ -27,9 +27,6 @@ ROOM = 4096  # tokens: of a request that there must be room for where nobody say
 SHORTEST = 1024  # tokens: no shorter requests are proposed
 
 
-MEMORY_KEYS = {*EngineSizes._fields} & {*EngineConfig.model_fields}
-"""Keys of the engine on which the memory left for the KV cache depends."""
-
 OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did
 V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompts
 V0_CHUNK = 2048
@@ -44,42 +41,27 @@ def longest_of(engine: EngineConfig, model: ModelSpec) -> int:
 
 
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
-    """Gather the keys of an engine on which its memory depends."""
-    keys = engine.values_of(MEMORY_KEYS)
+    """Put beside the keys of an engine what else its memory depends on."""
+    keys = dict(engine)
     longest = longest_of(engine, model)
     if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
         keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
     if engine.name == "tensorrt-llm" and keys["max_num_batched_tokens"] == longest:
         keys["max_num_batched_tokens"] = min(longest, TRTLLM_TOKENS)
-    images = engine.multimodal_config
-    speculation = engine.speculative_config
     return EngineSizes(
         **keys,
         fraction_of=ENGINES[engine.name].fraction_of,
-        hybrid=not engine.disable_hybrid_kv_cache_manager,
         positions=model.longest(release_of(engine)),
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
-        drafts=_drafts(engine),
-        ahead=speculation.num_speculative_tokens if speculation else 0,
         draft=_draft_model(engine),
-        unread_draft=bool(speculation and speculation.model),
         adapters=sum(one.slot_bytes(engine, model) for one in features_of(engine)),
-        encoder_cache=images.encoder_cache_size if images else None,
-        tower=images is None or images.takes_any,
-        trtllm=engine.name == "tensorrt-llm",
     )
-
-
-def _drafts(engine: EngineConfig) -> str | None:
-    """Return the method of what drafts; None: nothing that takes memory."""
-    given = engine.speculative_config
-    return None if given is None or given.method == "ngram" else given.method
 
 
 def _draft_model(engine: EngineConfig) -> ModelSpec | None:
     """Return the model that drafts, or an EAGLE's; None where nobody names one that is known."""
     named = engine.speculative_config.model if engine.speculative_config else None
-    if named is None or _drafts(engine) in (None, "mtp"):
+    if named is None or engine.draft_method in ("ngram", "mtp"):
         return None
     try:
         return load_model(named)
@@ -92,8 +74,8 @@ def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftCon
 
     EAGLE and MTP end with the target's lm_head. ValueError for a draft model that is not known.
     """
-    method, sizes = _drafts(engine), engine_sizes(engine, model)
-    if method is None:
+    method, sizes = engine.draft_method, engine_sizes(engine, model)
+    if method in (None, "ngram"):
         return None
     if method == "draft_model" and sizes.draft is None:
         raise ScenarioError(

@@ -17,13 +17,7 @@ from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import (
-    MEMORY_KEYS,
-    enough_memory,
-    longest_of,
-    memory_budget,
-    remedies,
-)
+from simulator.scenario.kv_room import enough_memory, longest_of, memory_budget, remedies
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
@@ -118,8 +112,8 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     power, given, refused = None, own.gpu.power, ""
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
-    sizes = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
-    with attempt("gpu", sizes), nullcontext() if runs else suppress(TooLittleMemoryError):
+    needs_room = nullcontext() if runs else suppress(TooLittleMemoryError)
+    with attempt("gpu", "gpu model engine"), needs_room:
         if own.encodes_only:  # it has no KV cache: enough is never too little
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:

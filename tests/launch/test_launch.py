@@ -108,7 +108,7 @@ def test_a_command_quantizes_as_its_checkpoint_does(tmp_path, formats, asked, wo
             {"gpu": "H100-80GB", "cost": {"kind": "roofline"}}, [command], fits=False
         )
         sizes = engine_sizes(scenario.engine, model := load_model(path))
-        assert model.weight_dtype(sizes.weights) == word
+        assert model.weight_dtype(sizes.weight_dtype) == word
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_value_of_another_kind(name: str) -> None:
             continue
         if model not in seen:
             seen.add(model)
-            budget = estimate(model, gpu, EngineSizes(hybrid=True))
+            budget = estimate(model, gpu, EngineSizes(disable_hybrid_kv_cache_manager=False))
             assert 0 < budget.weights < MOST, place
     assert refused > 100
 

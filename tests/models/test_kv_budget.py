@@ -124,9 +124,9 @@ def test_a_model_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_bad_knobs_are_named() -> None:
-    """Errors begin with the scenario's field."""
+    """Errors begin with the key."""
     model = load_model("llama-3-8b")
-    with pytest.raises(ValueError, match=r"^engine.gpu_memory_utilization: "):
+    with pytest.raises(ValueError, match=r"^gpu_memory_utilization: "):
         kv_budget(model, A100, gpu_memory_utilization=1.5)
     with pytest.raises(ValueError, match=r"^engine.tensor_parallel_size: "):
         kv_budget(model, A100, tensor_parallel_size=5)

@@ -13,10 +13,15 @@ from simulator.models.spec import module_bytes
 H200 = find_gpu("H200")
 
 
+def drafts(method: str, tokens: int = 1) -> dict[str, object]:
+    """Write what drafts as a block has it."""
+    return {"method": method, "num_speculative_tokens": tokens, "acceptance": 0.0}
+
+
 def test_gpt_oss_as_a_server_logged() -> None:
     """104,202 blocks of 18 layers; 2,068 tokens take 130 and 131 of them."""
     model = load_model("gpt-oss-120b")
-    layout = kv_layout(model, EngineSizes(hybrid=True))
+    layout = kv_layout(model, EngineSizes(disable_hybrid_kv_cache_manager=False))
     assert layout.block_bytes == 16 * 18 * 2 * 8 * 64 * 2
     assert layout.needed(2068, 8192) == 130 + 131
     assert int(57.24 * 2**30 // layout.block_bytes) == 104_202
@@ -25,14 +30,18 @@ def test_gpt_oss_as_a_server_logged() -> None:
 def test_layers_of_a_draft_as_each_engine_counts_them() -> None:
     """SGLang takes a draft's layers for as large as the model's; these have half as wide heads."""
     draft, model = load_model("llama-3.2-1b"), load_model("llama-3.1-8b")
-    drafting = EngineSizes(draft=draft, drafts="eagle")
+    drafting = EngineSizes(draft=draft, speculative_config=drafts("eagle"))
     assert drafting.more_layers(model) == 8
-    assert drafting._replace(fraction_of="static").more_layers(model) == 16
+    assert drafting.model_copy(update={"fraction_of": "static"}).more_layers(model) == 16
 
 
 def test_tokens_are_what_the_log_of_that_release_calls_them() -> None:
     """Gemma-3-27B: 10 layers with all tokens, 52 in six groups; before 0.20 blocks by tables."""
-    keys = {"hybrid": True, "max_model_len": 4096, "max_num_batched_tokens": 8192}
+    keys = {
+        "disable_hybrid_kv_cache_manager": False,
+        "max_model_len": 4096,
+        "max_num_batched_tokens": 8192,
+    }
     old, new = (
         kv_budget(load_model("gemma-3-27b"), H200, **keys, release=release)
         for release in ((0, 11, 0), (0, 22, 0))
@@ -48,7 +57,7 @@ def test_pages_of_gemma_4_are_of_one_size() -> None:
     model = load_model("gemma-4-e2b")
     assert model.cached_layers == {"full_attention": 3, "sliding_attention": 12}
     assert model_groups(model) == (1, 4)
-    layout = kv_layout(model, EngineSizes(hybrid=True))
+    layout = kv_layout(model, EngineSizes(disable_hybrid_kv_cache_manager=False))
     assert layout.tables == (Tables(1, 16), Tables(4, 32, 512))
     assert layout.block_bytes == 3 * 16 * 2 * 512 * 2
     assert layout.needed(8192, 2048) == 512 + 4 * (80 + 1)
@@ -62,8 +71,9 @@ def test_states_take_blocks_of_the_pool(caching: bool, ahead: int, blocks: int) 
     model = load_model("qwen3.5-35b-a3b")
     assert model.linear is not None
     assert model.linear.state_bytes(2) == 3 * 8192 * 2 + 32 * 128 * 128 * 4 == 2_146_304
-    keys = {"kv_cache_dtype": "fp8", "enable_prefix_caching": caching, "ahead": ahead}
-    layout = kv_layout(model, EngineSizes(**keys, drafts="mtp" if ahead else None))
+    keys = {"kv_cache_dtype": "fp8", "enable_prefix_caching": caching}
+    keys |= {"speculative_config": drafts("mtp", ahead)} if ahead else {}
+    layout = kv_layout(model, EngineSizes(**keys))
     assert layout.needed(131_072, 8192) == -(-131_072 // layout.least_block) + 3 * blocks
     assert layout.least_block == (2096 if not ahead else 2112)
 
@@ -103,7 +113,7 @@ def test_pools_of_sglang_by_hand() -> None:
     each = 2 * 8 * 64 * 2
     sizes = EngineSizes(fraction_of="static", block_size=1)
     assert kv_layout(oss, sizes).block_bytes == pytest.approx((12 + 0.8 * 12) * each)
-    two = sizes._replace(tensor_parallel_size=2)
+    two = sizes.model_copy(update={"tensor_parallel_size": 2})
     assert kv_layout(delta, two).block_bytes == pytest.approx(12 * 2 * 256 * 2 * 1.9)
     assert kv_layout(gemma, sizes).block_bytes == gemma.kv_bytes_per_token()
 
@@ -111,12 +121,13 @@ def test_pools_of_sglang_by_hand() -> None:
 def test_a_draft_model_has_a_cache_of_its_own() -> None:
     """In vLLM its layers lie in the same blocks: 256 KiB of a token for 64 + 28 layers' 112 KiB."""
     target, draft = load_model("qwen3-32b"), load_model("qwen3-0.6b")
-    sizes = EngineSizes(drafts="draft_model", draft=draft)
+    sizes = EngineSizes(speculative_config=drafts("draft_model"), draft=draft)
     budget = estimate(target, find_gpu("H200"), sizes)
     assert budget.layout.block_bytes == 16 * 1024 * (256 + 112)
     assert budget.drafts == pytest.approx(draft.weight_bytes(), rel=0.01)
     assert "draft" not in budget.unread
-    assert "draft model" in estimate(target, find_gpu("H200"), sizes._replace(draft=None)).unread
+    unknown = sizes.model_copy(update={"draft": None})
+    assert "draft model" in estimate(target, find_gpu("H200"), unknown).unread
 
 
 @pytest.mark.parametrize(
@@ -152,7 +163,7 @@ def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:
     model = load_model("deepseek-v3")
     last = [one for one in model.modules if one.name.startswith("layers.60.")]
     own = sum(module_bytes(one, model.formats(), 2.0) for one in last)
-    found = loaded(model, H200, EngineSizes(drafts="mtp")).drafts
+    found = loaded(model, H200, EngineSizes(speculative_config=drafts("mtp"))).drafts
     assert found == pytest.approx(own + 2 * 2 * 7168**2)
 
 

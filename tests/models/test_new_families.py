@@ -177,7 +177,10 @@ def test_llama_4_by_hand() -> None:
     assert (scout.sliding_window, scout.windowed * scout.attention_layers) == (8192, 36)
     assert not scout.keeps_window
     eight = {"tensor_parallel_size": 8}
-    plain, hybrid = (kv_budget(scout, H100, **eight, hybrid=one) for one in (False, True))
+    plain, hybrid = (
+        kv_budget(scout, H100, **eight, disable_hybrid_kv_cache_manager=one)
+        for one in (True, False)
+    )
     assert plain.layout == hybrid.layout
 
 

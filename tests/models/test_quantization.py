@@ -216,13 +216,14 @@ def test_gpus_share_no_block_of_an_expert() -> None:
     eight = EngineSizes(tensor_parallel_size=8)
     with pytest.raises(ValueError, match="output_size of gate's and up's weight = 192 is not"):
         loaded(model, H100, eight)
-    assert loaded(model, H100, eight._replace(enable_expert_parallel=True)).layers > 0
-    assert loaded(model, H100, eight._replace(tensor_parallel_size=4)).layers > 0
+    assert loaded(model, H100, eight.model_copy(update={"enable_expert_parallel": True})).layers > 0
+    assert loaded(model, H100, eight.model_copy(update={"tensor_parallel_size": 4})).layers > 0
 
 
 def test_a_model_without_mtp_layers_drafts_nothing() -> None:
+    drafts = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": 0.0}
     with pytest.raises(ValueError, match="llama-3-8b has no MTP layers"):
-        loaded(load_model("llama-3-8b"), H100, EngineSizes(drafts="mtp"))
+        loaded(load_model("llama-3-8b"), H100, EngineSizes(speculative_config=drafts))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def test_groups_of_layers_are_of_one_size() -> None:
 
 def test_mistral_keeps_4096_tokens_of_a_request() -> None:
     """8,192 tokens take 512 blocks, or those of the window, a step of 2,048 and one across."""
-    plain, budget = (kv_budget(MISTRAL, H100, hybrid=one) for one in (False, True))
+    plain, budget = (
+        kv_budget(MISTRAL, H100, disable_hybrid_kv_cache_manager=one) for one in (True, False)
+    )
     assert plain.num_gpu_blocks == budget.num_gpu_blocks == budget.logged_blocks
     assert plain.concurrent(8192) == (plain.num_gpu_blocks - 1) // 512
     assert budget.needed(8192) == -(-(4096 - 1 + 2048) // 16) + 1 == 385
@@ -33,7 +35,7 @@ def test_mistral_keeps_4096_tokens_of_a_request() -> None:
 
 def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
     """A block of 12 layers is 16 * 12 * 2,048 bytes; 4,096 tokens take 256 in full layers and 8."""
-    budget = kv_budget(OSS, H100, hybrid=True)
+    budget = kv_budget(OSS, H100, disable_hybrid_kv_cache_manager=False)
     assert budget.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
     blocks = budget.kv_cache // (16 * 12 * 2048)
     assert budget.num_gpu_blocks == blocks
