@@ -30,8 +30,8 @@ from simulator.workload.sessions import PrefixGroups, Sessions
 
 GOODPUT_TAIL = """
 `goodput: {ttft: 1000, client batch: {e2el: 600000}}`: a key `client NAME`, `priority N` or `model
-NAME` replaces the general bounds for these requests; of several keys the first counts. Without
-`slo`, 99 % of each must keep them.
+NAME` replaces the general bounds for these requests; of several keys the first counts. If
+there is no `slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
@@ -74,7 +74,8 @@ PREDICTORS_HEAD = """## predictor
 A kind, or `{kind: ..., ...}`, with defaults in brackets. Errors depend on `seed` and the request's
 number alone.
 """
-GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`.
+GENERATOR_HEAD = """Headway generates requests, in the words of `vllm bench serve`, if there is
+no `trace`.
 A trace also takes `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`, `adapters`
 and `multimodal`.
 """

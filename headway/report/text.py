@@ -418,7 +418,7 @@ def run_band(gauges: Summary) -> str:
     errors = campaign()
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))
     kind = kind if kind in errors else model
-    told = f"errors of nine in ten measured ones ({kind}) are below {errors[kind]}"
+    told = f"nine of ten measured ({kind}) are off by less than {errors[kind]}"
     return f"{told}; median errors on servers that no term was tuned on: {blind(model)}"
 
 

@@ -150,7 +150,7 @@ class Uniform(Pool):
 
 
 class PowerOfTwo(Pool):
-    """Of two drawn at random the one with fewer requests (Mitzenmacher, 2001)."""
+    """The one of two drawn at random with fewer requests (Mitzenmacher, 2001)."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -214,14 +214,14 @@ class Least:
 
 
 class LeastTokens(Least):
-    """By the prompt tokens of the requests that have not ended."""
+    """The one with the fewest prompt tokens of requests that have not ended."""
 
     def load(self, target: Target) -> float:
         return target.tokens
 
 
 class LeastKv(Least):
-    """By the KV cache in use, as the last answer said, and the prompts sent since."""
+    """The one with the least KV in use, by its last answer and the prompts sent since."""
 
     def load(self, target: Target) -> float:
         return target.used / target.blocks
@@ -344,7 +344,7 @@ class LoraAffinity(Pool):
 
 
 class SessionHash(Pool):
-    """By a hash of the conversation, else of the client's name, else of the request's number."""
+    """Hashes the conversation, else the client's name, else the request's number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,7 +366,7 @@ class SessionHash(Pool):
 
 
 class PrefixHash(SessionHash):
-    """By a hash of what the prompt begins with, else as `session_hash`."""
+    """Hashes what the prompt begins with, else as `session_hash`."""
 
     def key(self, request: Request, session: int) -> object:
         if request.segments:
