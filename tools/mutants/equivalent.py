@@ -49,9 +49,9 @@ OTHERS = {
         "self._limit = workload.max_concurrency or len(workload) + 2",
     ): "any number above that of all requests is no limit",
     (
-        "cluster/gateway.py",
-        "self.log.request_rows += pack_request(-1.0, -1.0, now, request.id, 0, 0, 0, reason)",
-        "self.log.request_rows += pack_request(-1.0, -2.0, now, request.id, 0, 0, 0, reason)",
+        "core/log.py",
+        "self.request_rows += pack_request(-1.0, -1.0, finish, id, 0, 0, 0, reason)",
+        "self.request_rows += pack_request(-1.0, -2.0, finish, id, 0, 0, 0, reason)",
     ): "any time before 0 says that there was none",
     (
         "cluster/lifecycle.py",
