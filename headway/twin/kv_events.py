@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+from headway.twin.api.answers import SHAPES
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.kv_cache.block_manager import BlockManager
@@ -77,14 +78,11 @@ class Publisher:
 
     def listen(self, blocks: object) -> None:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
-        if isinstance(blocks, HybridManager):
-            raise HeadwayError(
-                "--kv-events-config: needs engine.disable_hybrid_kv_cache_manager: true"
-            )
-        if not isinstance(blocks, BlockManager) or not blocks.prefix_caching:
-            raise HeadwayError(
-                "--kv-events-config: needs vLLM's prefix cache: engine.enable_prefix_caching"
-            )
+        needs = "vLLM's prefix cache: engine.enable_prefix_caching"
+        if is_hybrid := isinstance(blocks, HybridManager):
+            needs = "engine.disable_hybrid_kv_cache_manager: true"
+        if is_hybrid or not isinstance(blocks, BlockManager) or not blocks.prefix_caching:
+            raise HeadwayError(f"--kv-events-config: needs {needs}")
         blocks.listener, self._size = self, blocks.block_size
 
     def restarted(self, blocks: object) -> None:
@@ -151,23 +149,12 @@ class Publisher:
         tokens = self.tokens(request, first * size, (first + len(hashes)) * size)
         if tokens is None:
             return
-        event: dict[str, Any] = {
-            "type": "BlockStored",
-            "block_hashes": [key & BITS for key in hashes],
-            "parent_block_hash": request.hashes[first - 1] & BITS if first else None,
-            "token_ids": tokens,
-            "block_size": size,
-            "lora_id": None,
-            "medium": "GPU",
-            "lora_name": None,
-            "group_idx": 0,
-        }
-        self.events.append(event)
+        event = SHAPES["stored"] | {"block_hashes": [key & BITS for key in hashes]}
+        event["parent_block_hash"] = request.hashes[first - 1] & BITS if first else None
+        self.events.append(event | {"token_ids": tokens, "block_size": size})
 
     def removed(self, key: int) -> None:
-        self.events.append(
-            {"type": "BlockRemoved", "block_hashes": [key & BITS], "medium": "GPU", "group_idx": 0}
-        )
+        self.events.append(SHAPES["removed"] | {"block_hashes": [key & BITS]})
 
 
 def publishers(

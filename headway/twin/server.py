@@ -19,7 +19,7 @@ from typing import Any
 from headway.planning.runs import encode_csv
 from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
-from headway.twin.api.bodies import DetokenizeBody, TokenizeBody
+from headway.twin.api.bodies import DetokenizeBody, TokenizeBody, refuse
 from headway.twin.api.chat_template import own_template, read_template
 from headway.twin.api.cross_origin import allow, is_preflight, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
@@ -27,7 +27,7 @@ from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
 from headway.twin.api.openapi import Route, openapi
 from headway.twin.api.prompts import MediaLaws
-from headway.twin.api.refusals import error_response, refusals_in_json, web
+from headway.twin.api.refusals import refusals_in_json, web
 from headway.twin.api.tokenizers import BpeTokens, TokenCounter
 from headway.twin.kv_events import publishers, read_config
 from headway.twin.live_engine import LiveEngine
@@ -53,11 +53,7 @@ class Server:
     """A live engine behind HTTP."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        options: ServeOptions,
-        counter: TokenCounter,
-        first_core: int = 0,
+        self, scenario: Scenario, options: ServeOptions, counter: TokenCounter, first_core: int = 0
     ) -> None:
         """Begin; `first_core` is the number of its first engine core among all that are served."""
         self.scenario, self.options, self.counter = scenario, options, counter
@@ -68,25 +64,19 @@ class Server:
         self.origins = frozenset(options.allowed_origins or ())
         self.version = scenario.engine.version or VERSION
         self.metrics = LiveMetrics(self.engine, self.names[0])
-        media = scenario.engine.multimodal_config
-        encoders = [
-            one for one in self.engine.cores[0].scheduler.features if isinstance(one, Images)
-        ]
-        largest = min((one.size for one in encoders), default=0)
-        reader = Reader(
-            self.names,
-            counter,
-            self.engine.spec.max_model_len,
-            self.engine.spec.model.vocab_size,
-            None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt, largest),
-        )
+        spec, media = self.engine.spec, scenario.engine.multimodal_config
+        features = self.engine.cores[0].scheduler.features
+        largest = min((one.size for one in features if isinstance(one, Images)), default=0)
+        drawn = scenario.workload.generator.multimodal or {}
+        laws = None if media is None else MediaLaws(drawn, media.limit_mm_per_prompt, largest)
+        reader = Reader(self.names, counter, spec.max_model_len, spec.model.vocab_size, laws)
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
         self.admin = Admin(self.engine, self.api.failures) if options.admin else None
         if options.kv_events_config is not None:
             config = read_config(options.kv_events_config)
             if config.enable_kv_cache_events:
-                told = config, self.engine.cores, self._tokens, first_core
-                self.engine.kv_events = publishers(*told)
+                cores = self.engine.cores
+                self.engine.kv_events = publishers(config, cores, self._tokens, first_core)
             self._words = [counter.encode(word)[0] for word in counter.words]
 
     def routes(self) -> list[Route]:
@@ -123,7 +113,7 @@ class Server:
         """Return what answers at the addresses."""
         middlewares = [refusals_in_json, self._guard]
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
-        app.on_response_prepare.append(self._allow)
+        app.on_response_prepare.append(partial(allow, self.origins))
         for route in self.routes():
             add = app.router.add_get if route.method == "GET" else app.router.add_post
             add(route.path, route.handler)
@@ -137,8 +127,7 @@ class Server:
         if is_preflight(request):
             return preflight(self.origins, request)
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
-        if is_foreign(request, hosts, self.origins):
-            return error_response("pages of other sites are refused", "Forbidden", 403)
+        refuse({"foreign": is_foreign(request, hosts, self.origins)})
         if request.path.startswith("/v1") and not self._has_key(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
@@ -149,9 +138,6 @@ class Server:
         key = given.encode(errors="surrogateescape")
         fits = [compare_digest(key, one.encode()) for one in self.keys]
         return not fits or (scheme.lower() == "bearer" and any(fits))
-
-    async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
-        allow(self.origins, request, response)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
@@ -235,8 +221,7 @@ class Server:
     async def _report(self, request: web.Request) -> web.Response:
         """Return the run so far: JSON, or the HTML report to a browser."""
         result = self.result()
-        if not len(result.workload):
-            return error_response("no request has come yet", "NotFoundError", 404)
+        refuse({"no request": not len(result.workload)})
         if "text/html" in request.headers.get("Accept", ""):
             from headway.figures.data import Run
             from headway.report.html.page import page

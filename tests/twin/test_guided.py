@@ -76,7 +76,7 @@ def test_a_schema_that_is_not_understood_is_said(schema: Any) -> None:
 
 def test_a_guided_answer_has_as_many_tokens_as_the_workload_says() -> None:
     said = Said([" one", " two"], 0)
-    text = FixedText('{"a": "', '", "b": 3}', True)
+    text = FixedText('{"a": "', '", "b": 3}')
     assert said.fix(text, 9, TokenCounter()) == 9
     assert said.text(0, 9) == '{"a": " one two one two", "b": 3}'
     assert said.fix(text, 2, TokenCounter()) == 5  # what must be there is

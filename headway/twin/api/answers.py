@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
 from headway.twin.api.prompts import Prompt
@@ -14,7 +14,7 @@ from headway.twin.api.tables import table
 from simulator.core.request import Request
 
 SHAPES: dict[str, Any] = table("shapes")
-"""What vLLM's answers have beside what is computed, by their kind and part."""
+"""What vLLM's answers and events have beside what is computed, by their kind and part."""
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Choice:
     last: int  # tokens after which it ends at the latest
     request: Request | None = None  # once it has ended
     told: int = 0  # characters
+    frame: Sequence[bytes] = ()  # what is before and behind the word in the chunk of a token
 
     @property
     def reason(self) -> str:
@@ -47,7 +48,6 @@ class Answer:
     """
 
     kind, prefix, key = "text_completion", "cmpl-", "text"
-    nothing: ClassVar[Any] = ""
 
     def __init__(self, wanted: Wanted, model: str, serial: int, choices: Sequence[Choice]) -> None:
         """Begin an answer."""
@@ -62,7 +62,6 @@ class Answer:
         self.head |= {"created": int(time.time()), "model": model}
         plain = wanted.logprobs is None and wanted.encode is None
         self._is_plain = plain and not wanted.continuous_usage
-        self._frames: dict[tuple[int, int], list[bytes]] = {}  # of a word, by choice and length
 
     def frame(self, choice: Choice) -> bytes:
         """Return the chunk of a token whose text is @@."""
@@ -90,23 +89,28 @@ class Answer:
         delta = self.part(choice, first, count)
         if delta is None and reason is None:
             return b""
-        return self._chunk(choice, delta or self.nothing, reason, count, first)
+        return self._chunk(choice, {} if delta is None else delta, reason, count, first)
 
     def _chunk(
         self, choice: Choice, delta: Any, reason: str | None, count: int, first: int = 0
     ) -> bytes:
-        part: dict[str, Any] = {"index": choice.index, self.key: delta}
-        part |= {"logprobs": self._logprobs(choice, first, count), "finish_reason": reason}
-        if reason is not None or self.key == "text":
-            part["stop_reason"] = None if reason is None else choice.said.stop
-        chunk = self.head | {
-            "choices": [part | self.shape["chunk"] | self.ids(choice, first, count)]
-        }
+        part = self._part_of(choice, {self.key: delta}, reason, count, first)
+        chunk = self.head | {"choices": [self.shape["chunk"] | part]}
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], count)
         if reason is not None and not self.wanted.usage:
             chunk |= self.fingerprint  # of the last chunk
         return b"data: " + compact(chunk) + b"\n\n"
+
+    def _part_of(
+        self, choice: Choice, said: Any, reason: str | None, count: int, first: int
+    ) -> dict[str, Any]:
+        """Return what an answer or a chunk has of a choice's tokens, with what is `said`."""
+        found = {"index": choice.index, **said, "finish_reason": reason}
+        found["logprobs"] = self._logprobs(choice, first, count)
+        if reason is not None:
+            found["stop_reason"] = choice.said.stop
+        return found | self.ids(choice, first, count)
 
     def chunk(self, choice: Choice, new: int, count: int) -> bytes:
         """Return the chunk of `new` tokens, `count` in all.
@@ -117,23 +121,17 @@ class Answer:
         out = b"" if first else self.open(choice)
         return out + self.piece(choice, first, count, self.reason(choice) if is_last else None)
 
-    def _is_word(self, choice: Choice, first: int, count: int) -> bool:
-        """Say whether a chunk has words only, and nothing that another has not."""
-        plain = self._is_plain and choice.said.pieces is None and count < choice.last
-        return plain and bool(first or not choice.prompt.echo)
-
     def framed(self, choice: Choice, new: int, count: int) -> bytes:
         """Return that chunk as one of HTTP's; of one word, from parts that are written once."""
-        if new > 1 or count == 1 or not self._is_word(choice, count - 1, count):
+        said, is_inner = choice.said, new == 1 and 1 < count < choice.last
+        if is_inner and self._is_plain and said.pieces is None:
+            word = said.words[(said.offset + count - 1) % len(said.words)].encode()
+            # A request's id may have an @@, too.
+            choice.frame = choice.frame or self.frame(choice).rsplit(b"@@", 1)
+            data = word.join(choice.frame)
+        else:
             data = self.chunk(choice, new, count)
-            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        said = choice.said
-        word = said.words[(said.offset + count - 1) % len(said.words)].encode()
-        if (frame := self._frames.get((choice.index, len(word)))) is None:
-            data = self.frame(choice)
-            whole = b"%x\r\n%b\r\n" % (len(data) - len(b"@@") + len(word), data)
-            frame = self._frames[choice.index, len(word)] = whole.rsplit(b"@@", 1)
-        return word.join(frame)  # a request's id may have an @@, too
+        return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
     def reason(self, choice: Choice) -> str:
         """Return why a choice ends, in the client's words."""
@@ -161,15 +159,13 @@ class Answer:
         """Return the whole answer at once."""
         choices = []
         for one in self.choices:
-            found = {"index": one.index, **self.message(one), "stop_reason": one.said.stop}
-            found["logprobs"] = self._logprobs(one, 0, one.generated)
-            found |= {"finish_reason": self.reason(one)} | self.shape["choice"]
-            choices.append(found | self.ids(one, 0, one.generated))
+            part = self._part_of(one, self.message(one), self.reason(one), one.generated, 0)
+            choices.append(self.shape["choice"] | part)
         usage = self._usage(self.choices) | {"completion_tokens_details": None}
         usage["prompt_tokens_details"] = SHAPES["prompt tokens"] | self._details()
         found = self.head | {"choices": choices, "usage": usage}
         found |= self.fingerprint | self.shape["answer"]
-        return compact(found | (self.prompt_ids(one) if self.key == "delta" else {}))
+        return compact(found | (self.prompt_ids(self.choices[0]) if self.key == "delta" else {}))
 
     def ids(self, choice: Choice, first: int, last: int) -> dict[str, Any]:
         """Return the tokens of a piece, if they are asked for; with a prompt's where they begin."""
@@ -220,7 +216,6 @@ class ChatAnswer(Answer):
     """What goes back to a client that asked for a chat."""
 
     kind, prefix, key = "chat.completion", "chatcmpl-", "delta"
-    nothing: ClassVar[Any] = {}
 
     def open(self, choice: Choice) -> bytes:
         """Return the chunk that says whose words follow."""

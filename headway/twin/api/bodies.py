@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from headway.twin.api.tables import table
 
@@ -52,11 +53,11 @@ class BadRequestError(Exception):
         return cls(**row)
 
 
-def refuse(wrong: Mapping[str, object]) -> None:
-    """Raise BadRequestError for the first of these refusals whose condition is true."""
+def refuse(wrong: Mapping[str, object], **given: Any) -> None:
+    """Raise BadRequestError, with what is `given`, for the first whose condition is true."""
     for name, is_so in wrong.items():
         if is_so:
-            raise BadRequestError.of(name)
+            raise BadRequestError.of(name, **given)
 
 
 class Open(BaseModel):
@@ -167,12 +168,7 @@ class Tool(Open):
 
 def _from_json(arguments: object) -> object:
     """Read the arguments of a past call, a text of JSON, as the object that templates look at."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments or "{}")
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return from_json(arguments or "{}") if isinstance(arguments, str) else arguments
 
 
 class CalledFunction(Open):
@@ -232,13 +228,8 @@ def parse_json(data: bytes) -> object:
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:
-        found = {
-            "type": "json_invalid",
-            "loc": ("body", error.pos),
-            "msg": "JSON decode error",
-            "input": {},
-            "ctx": {"error": error.msg},
-        }
+        found: dict[str, Any] = {"type": "json_invalid", "loc": ("body", error.pos), "input": {}}
+        found |= {"msg": "JSON decode error", "ctx": {"error": error.msg}}
         raise _refusal([found]) from None
     except (ValueError, RecursionError):
         raise BadRequestError.of("no body") from None

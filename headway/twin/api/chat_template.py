@@ -34,10 +34,8 @@ class ChatTemplate:
                 body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
                 return nodes.Scope(body).set_lineno(line)
 
-        extensions = [loopcontrols, Generation]
-        sandbox = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions
-        )
+        sandbox = ImmutableSandboxedEnvironment(extensions=[loopcontrols, Generation])
+        sandbox.trim_blocks = sandbox.lstrip_blocks = True
         sandbox.filters["tojson"] = to_json
         sandbox.globals["raise_exception"] = _raise
         sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -51,10 +49,9 @@ class ChatTemplate:
     def _takes_parts(self) -> bool:
         """Say whether it goes through the parts of a content, vLLM's content format "openai"."""
         parts = [{"type": "text", "text": "words"}]
+        messages = [{"role": "user", "content": parts}]
         try:
-            text = self._template.render(
-                self._special, messages=[{"role": "user", "content": parts}]
-            )
+            text = self._template.render(self._special, messages=messages)
         except Exception:  # it wants a text, or more than this
             return False
         return "words" in text and str(parts) not in text
@@ -96,11 +93,9 @@ def own_template(folder: Path) -> ChatTemplate | None:
             config = {**json.loads(_text(config_path, "--tokenizer"))}
         except (ValueError, TypeError) as error:
             raise HeadwayError(f"--tokenizer: {config_path}: {error}") from None
-    tokens = {
-        name: token["content"] if isinstance(token, dict) else token
-        for name, token in config.items()
-        if name.endswith("_token") and (isinstance(token, str) or _is_added(token))
-    }
+    told = {name: token for name, token in config.items() if name.endswith("_token")}
+    told |= {name: token.get("content") for name, token in told.items() if isinstance(token, dict)}
+    tokens = {name: token for name, token in told.items() if isinstance(token, str)}
     if path.is_file():
         return ChatTemplate(_text(path, "--tokenizer"), f"--tokenizer: {path}", tokens)
     source = config.get("chat_template")
@@ -110,10 +105,6 @@ def own_template(folder: Path) -> ChatTemplate | None:
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, f"--tokenizer: {config_path}", tokens)
-
-
-def _is_added(token: object) -> bool:
-    return isinstance(token, dict) and isinstance(token.get("content"), str)
 
 
 def _text(path: Path, option: str) -> str:

@@ -8,7 +8,9 @@ METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 ASKS = "Access-Control-Request-Method"
 
 
-def allow(origins: Collection[str], request: web.Request, response: web.StreamResponse) -> None:
+async def allow(
+    origins: Collection[str], request: web.Request, response: web.StreamResponse
+) -> None:
     """Let a page of one of the `origins` read a response."""
     origin = request.headers.get("Origin", "")
     if "*" in origins:

@@ -62,8 +62,7 @@ class ApiServer:
 
     def _turn_away(self) -> None:
         """Raise BadRequestError for a request whatever it asks for, if there is a reason to."""
-        if self.open >= MOST_REQUESTS:
-            raise BadRequestError.of("full", most=MOST_REQUESTS)
+        refuse({"full": self.open >= MOST_REQUESTS}, most=MOST_REQUESTS)
         self.engine.clock.advance()
         refuse({"down": not self.engine.is_open()})
         if (failure := self.failures.draw()) is not None:
@@ -130,8 +129,7 @@ class ApiServer:
         if length := output_tokens(request.headers, "X-Output-Tokens"):
             wanted.length = length
         serial, count = self._serial, len(wanted.prompts) * (wanted.asked.n or 1)
-        if count > MOST_ANSWERS:
-            raise BadRequestError.of("answers", most=MOST_ANSWERS)
+        refuse({"answers": count > MOST_ANSWERS}, most=MOST_ANSWERS)
         choices = [self._choice(wanted, index) for index in range(count)]
         answer = answers(wanted, self.reader.models[0], serial, choices)
         answer.fingerprint = {"system_fingerprint": self.fingerprint}
@@ -140,8 +138,8 @@ class ApiServer:
         self.open += 1
         try:
             answer.due = await self._pass_frontend(came, len(wanted.tokens))
-            if why := self.engine.refuses(self._asked(answer, choices[0]), count):
-                raise BadRequestError.of("queue", limit=why)
+            why = self.engine.refuses(self._asked(answer, choices[0]), count)
+            refuse({"queue": why}, limit=why)
             found = await (self._stream if wanted.asked.stream else self._whole)(request, answer)
             if isinstance(answer, ResponseAnswer):
                 self.responses.keep(answer)
@@ -197,12 +195,10 @@ class ApiServer:
             self.engine.cancel(stream)
 
     async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
-        wanted = answer.wanted
         begun = [self._submit(answer, choice, lambda *_: None) for choice in answer.choices]
         await self._ends(request, begun)
-        return web.Response(
-            body=answer.whole(), content_type="application/json", headers=_notes(wanted)
-        )
+        body, head = answer.whole(), _notes(answer.wanted)
+        return web.Response(body=body, content_type="application/json", headers=head)
 
     async def _ends(
         self, request: web.Request, begun: Sequence[tuple[Stream, asyncio.Future[str]]]
@@ -231,14 +227,13 @@ class ApiServer:
                 if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
                     transport.abort()
 
-        wanted = answer.wanted
         begun = [self._submit(answer, one, partial(tokens, one)) for one in answer.choices]
         chunked = request.version >= (1, 1)
         try:
             refused = any(over.done() and over.result() not in ANSWERED for _, over in begun)
             if refused or not chunked:
                 await self._ends(request, begun)
-            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(wanted))
+            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(answer.wanted))
             if chunked:
                 response.enable_chunked_encoding()
             await response.prepare(request)  # at once, as vLLM: tokens may take their time
@@ -290,8 +285,8 @@ class ApiServer:
     async def detokenize(self, request: web.Request) -> web.Response:
         """Tell the text of tokens."""
         body = await self.body(request, bodies.DetokenizeBody)
-        if (text := self.reader.counter.decode(body.tokens)) is None:
-            raise BadRequestError.of("tokenizer", key="detokenize: needs")
+        text = self.reader.counter.decode(body.tokens)
+        refuse({"tokenizer": text is None}, key="detokenize: needs")
         return web.json_response({"prompt": text})
 
     async def count_tokens(self, request: web.Request) -> web.Response:

@@ -44,10 +44,11 @@ class MessageTool(BaseModel):
     description: str | None = None
     input_schema: dict[str, Any]
 
-    def function(self) -> dict[str, Any]:
+    def chat(self) -> dict[str, Any]:
         """Return the same as a chat's."""
-        schema = {"type": "object", **self.input_schema}
-        return {"name": self.name, "description": self.description, "parameters": schema}
+        function: dict[str, Any] = {"name": self.name, "description": self.description}
+        function["parameters"] = {"type": "object", **self.input_schema}
+        return {"type": "function", "function": function}
 
 
 class MessageToolChoice(BaseModel):
@@ -74,9 +75,7 @@ class CountTokensBody(Open):
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
         found["messages"] = system + [one for said in self.messages for one in _messages(said)]
         if self.tools is not None:
-            found["tools"] = [
-                {"type": "function", "function": one.function()} for one in self.tools
-            ]
+            found["tools"] = [one.chat() for one in self.tools]
         if (choice := self.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name or ""}}
             found["tool_choice"] = WORDS["tool choices"].get(choice.type, named)

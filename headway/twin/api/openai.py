@@ -34,10 +34,7 @@ MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 RANGES: list[dict[str, Any]] = table("ranges")
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
-LOGPROBS = {
-    **dict.fromkeys(("logprobs", "top_logprobs"), "sample logprobs"),
-    "prompt_logprobs": "prompt logprobs",
-}
+LOGPROBS = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
 NOT_SIMULATED, USUAL = table("unsimulated").values()
 """Keys that would change vLLM's answer, and are ignored here, with a note; the same of keys that
 have a value by which nothing changes.
@@ -112,7 +109,9 @@ class Reader:
         if asked.truncate_prompt_tokens is not None:
             prompts = [self._truncated(prompt, asked) for prompt in prompts]
         longest = max(len(prompt.tokens) for prompt in prompts)
-        room = self._room(longest)
+        most = self.max_model_len
+        refuse({"context": longest > most}, most=most, value=longest)
+        room = most - longest
         limit = room if limit is None else min(limit, room)  # without a word, as vLLM
         if isinstance(asked, CompletionBody) and asked.echo and asked.max_tokens == 0:
             limit = min(1, room)  # it computes the prompt, and a token that is not told
@@ -123,8 +122,7 @@ class Reader:
 
     def check_model(self, name: str) -> None:
         """Raise BadRequestError for the name of another model."""
-        if name not in self.models:
-            raise BadRequestError.of("model", model=name, known=", ".join(self.models))
+        refuse({"model": name not in self.models}, model=name, known=", ".join(self.models))
 
     def _truncated(self, prompt: Prompt, asked: Body) -> Prompt:
         """Keep a part of a prompt: its last tokens, unless those of the other side are asked for.
@@ -133,8 +131,7 @@ class Reader:
         """
         keep, most, size = asked.truncate_prompt_tokens, self.max_model_len, len(prompt.tokens)
         assert keep is not None
-        if keep > most:
-            raise BadRequestError.of("truncate", value=keep, most=most)
+        refuse({"truncate": keep > most}, value=keep, most=most)
         keep = min(most - 1 if keep < 0 else keep, size)
         first = 0 if asked.truncation_side == "right" else size - keep
         inside = [one for one in prompt.items if first <= one.start and one.end <= first + keep]
@@ -147,8 +144,7 @@ class Reader:
         counter = self.counter
         if prompt.text is not None:
             return prompt._replace(echo=counter.pieces(prompt.text))
-        if counter.decode(prompt.tokens) is None:
-            raise BadRequestError.of("tokenizer", key="echo: tokens need")
+        refuse({"tokenizer": counter.decode(prompt.tokens) is None}, key="echo: tokens need")
         return prompt._replace(echo=[counter.decode([token]) or "" for token in prompt.tokens])
 
     def _limit(self, asked: Body) -> int | None:
@@ -160,16 +156,9 @@ class Reader:
                     limit, key = value, name
         elif limit is None:
             limit = DEFAULT_MAX_TOKENS
-        if (limit or 0) > self.max_model_len:
-            most = self.max_model_len
-            raise BadRequestError.of("max_tokens", key=key, value=limit, most=most)
+        most = self.max_model_len
+        refuse({"max_tokens": (limit or 0) > most}, key=key, value=limit, most=most)
         return limit
-
-    def _room(self, tokens: int) -> int:
-        """Return the tokens of an answer that a prompt of so many leaves room for."""
-        if tokens > self.max_model_len:
-            raise BadRequestError.of("context", most=self.max_model_len, value=tokens)
-        return self.max_model_len - tokens
 
 
 def _ignored(asked: Body, counter: TokenCounter) -> list[str]:
@@ -195,17 +184,14 @@ def _guided(asked: Body) -> tuple[FixedText | None, list[str]]:
         for tool in (one.function for one in asked.tools):
             if choice == "required" or tool.name == name:
                 around = f'[{{"name": {json.dumps(tool.name)}, "parameters": ', "}]"
-                return _by_schema(
-                    tool.parameters or {"type": "object"},
-                    "tool_choice",
-                    call=tool.name,
-                    hidden=around if name is None else ("", ""),
-                )
+                schema: Any = tool.parameters or {"type": "object"}
+                hidden = around if name is None else ("", "")
+                return _by_schema(schema, "tool_choice", call=tool.name, hidden=hidden)
     form, own = asked.response_format, asked.structured_outputs
     if form is not None and form.type != "text":
         named = form.json_schema
         is_json = form.type == "json_schema"
-        schema: Any = named.json_schema if named is not None and is_json else ANY
+        schema = named.json_schema if named is not None and is_json else ANY
         return _by_schema(schema if form.type != "structural_tag" else None, "response_format")
     if own is None:
         return None, []
@@ -220,17 +206,13 @@ def _guided(asked: Body) -> tuple[FixedText | None, list[str]]:
     return _by_schema(schema, "structured_outputs")
 
 
-def _by_schema(schema: object, key: str, **more: Any) -> tuple[FixedText | None, list[str]]:
+def _by_schema(schema: Any, key: str, **more: Any) -> tuple[FixedText | None, list[str]]:
     try:
-        before, after = schema_text(schema)
+        return FixedText(*schema_text(schema), **more), []
     except NoSchemaError as error:
         raise BadRequestError.of("schema", error=error) from None
-    except UnmetSchemaError:
-        if not isinstance(schema, dict) or not more:
-            return None, [key]
-        before, after = _near(schema)  # a call is made in any case
-        return FixedText(before, after, bool(after), **more), [key]
-    return FixedText(before, after, bool(after), **more), []
+    except UnmetSchemaError:  # a call is made in any case
+        return FixedText(*_near(schema), **more) if more else None, [key]
 
 
 def _near(schema: Mapping[str, Any]) -> tuple[str, str]:
@@ -271,8 +253,7 @@ def _check_options(asked: Body) -> None:
             re.compile(re.sub(r"\\[A-Za-z]", "a", own.regex))
         except (re.error, RecursionError, OverflowError) as error:
             raise BadRequestError.of("regex", error=error) from None
-    choice = None if chat is None else chat.tool_choice
-    if chat is not None and choice not in (None, "none"):
+    if chat is not None and (choice := chat.tool_choice) not in (None, "none"):
         names = [tool.function.name for tool in chat.tools or ()]
         unknown = isinstance(choice, Tool) and choice.function.name not in names
         refuse({"tools": chat.tools is None, "tool_choice": unknown})
@@ -290,9 +271,9 @@ def output_tokens(more: Mapping[str, Any], key: str) -> int | None:
 
 def client_name(name: object, key: str = "user") -> str:
     """Return who asks, by a name that a trace can hold, too, from `key`; raise BadRequestError."""
-    if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
-        raise BadRequestError.of("client", key=key, most=LONGEST_NAME)
-    return name
+    fits = isinstance(name, str) and len(name) <= LONGEST_NAME and not name_problem(name)
+    refuse({"client": not fits}, key=key, most=LONGEST_NAME)
+    return str(name)
 
 
 def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
@@ -302,23 +283,20 @@ def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
         key, value = row["key"], given[row["key"]]
         if value is not None and not row["least"] <= value <= row.get("most", inf):
             words = row.get("below", row["words"]) if value <= 0 else row["words"]
-            if "named" in row:
-                raise BadRequestError.of("range, named", key=key, words=words, value=value)
-            raise BadRequestError.of("range", key=key, words=words, got=value)
+            named = "named" in row
+            refuse({"range, named": named, "range": True}, key=key, words=words, value=value)
     n, least = asked.n or 1, asked.min_tokens
-    if n > 1 and asked.temperature == 0:
-        raise BadRequestError.of("n of greedy sampling", n=n)
-    if least > limit:
-        raise BadRequestError.of("min_tokens", least=least, most=limit)
+    refuse({"n of greedy sampling": n > 1 and asked.temperature == 0}, n=n)
+    refuse({"min_tokens": least > limit}, least=least, most=limit)
     for key, kind in LOGPROBS.items():
         count = given.get(key)
         if count is None or isinstance(count, bool):
             continue
-        if count < -1:
-            raise BadRequestError.of("logprobs", key=key, value=count)
+        refuse({"logprobs": count < -1}, key=key, value=count)
         if (value := vocab_size if count == -1 else count) > MOST_LOGPROBS:
-            told = {"key": kind.replace("sample ", "").replace(" ", "_"), "kind": kind}
-            raise BadRequestError.of("many logprobs", value=value, most=MOST_LOGPROBS, **told)
+            name = "prompt_logprobs" if kind == "prompt" else "logprobs"
+            told = {"key": name, "kind": kind, "value": value}
+            raise BadRequestError.of("many logprobs", most=MOST_LOGPROBS, **told)
 
 
 def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt]:
@@ -329,8 +307,7 @@ def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt
         return [Prompt(tokens, prompt)]
     if not isinstance(prompt[0], int):
         return [one for part in prompt for one in _prompts(part, counter, vocab_size)]
-    if (most := max(prompt)) >= vocab_size:
-        raise BadRequestError.of("vocabulary", token=str(most)[:40])
+    refuse({"vocabulary": max(prompt) >= vocab_size}, token=str(max(prompt))[:40])
     return [Prompt(prompt)]
 
 

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headway.twin.api.bodies import BadRequestError
+from headway.twin.api.bodies import refuse
 from simulator.core.request import Item, Media, Segments
-from simulator.scenario.scenario import Scenario
 from simulator.workload.distributions import token_counts
 from simulator.workload.multimodal import Multimodal
 
@@ -48,19 +48,18 @@ class Prompt(NamedTuple):
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
 class MediaLaws:
     """How many images and clips a prompt may have, and how many tokens each."""
 
-    def __init__(self, scenario: Scenario, limits: Mapping[str, int], largest: int) -> None:
-        self.limits = limits
-        self.largest = largest  # tokens of one, which the encoder's cache takes
-        self._laws = scenario.workload.generator.multimodal or {}
+    laws: Mapping[str, Multimodal]
+    limits: Mapping[str, int]
+    largest: int  # tokens of one, which the encoder's cache takes
 
     def check(self, counts: Mapping[str, int]) -> None:
         """Raise BadRequestError for more of a kind than vLLM's limit_mm_per_prompt allows."""
         for modality, most in self.limits.items():
-            if counts.get(modality, 0) > most:
-                raise BadRequestError.of("images", most=most, key=modality)
+            refuse({"images": counts.get(modality, 0) > most}, most=most, key=modality)
 
     def read(self, modality: str, part: Mapping[str, Any]) -> tuple[Media, int]:
         """Name an image or a clip by its contents, and draw its tokens by the scenario's law.
@@ -70,9 +69,8 @@ class MediaLaws:
         digest = blake2b(json.dumps(part, sort_keys=True).encode(), digest_size=8).digest()
         name = int.from_bytes(digest, "big", signed=True)
         drawn = np.random.default_rng(name % 2**64).random(1)
-        law = self._laws.get(modality, USUAL)
+        law = self.laws.get(modality, USUAL)
         size = int(token_counts(law.tokens, drawn)[0])
-        if size > self.largest:
-            given = {"modality": modality, "size": size, "most": self.largest}
-            raise BadRequestError.of("large image", **given)
+        most = self.largest
+        refuse({"large image": size > most}, modality=modality, size=size, most=most)
         return Media(modality, name), size

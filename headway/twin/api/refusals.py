@@ -1,23 +1,16 @@
 """Answers that are errors, in vLLM's form; and aiohttp, or a line that says how to get it."""
 
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 
 from headway.twin.api.bodies import BadRequestError
 from headway.twin.api.messages import message_error
 from headway.twin.api.openai import error_body
 from simulator.util.environment import need_package
 
-__all__ = ["error_response", "refusals_in_json", "web"]
+__all__ = ["refusals_in_json", "web"]
 
 need_package("serve", "serve", "aiohttp")
 from aiohttp import web  # noqa: E402
-
-
-def error_response(message: str, kind: str, status: int, param: str | None = None) -> web.Response:
-    """Return an error as vLLM words it."""
-    body = error_body(message, kind, status, param)
-    return web.Response(body=body, status=status, content_type="application/json")
 
 
 @web.middleware
@@ -30,11 +23,11 @@ async def refusals_in_json(
     except BadRequestError as error:
         if request.path.startswith("/v1/messages"):
             body = message_error(str(error), error.status)
-            return web.Response(body=body, status=error.status, content_type="application/json")
-        return error_response(str(error), error.kind, error.status, error.param)
+        else:
+            body = error_body(str(error), error.kind, error.status, error.param)
+        return web.Response(body=body, status=error.status, content_type="application/json")
     except web.HTTPClientError as error:
-        phrase = HTTPStatus(error.status).phrase
-        response = web.json_response({"detail": phrase}, status=error.status)
+        response = web.json_response({"detail": error.reason}, status=error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

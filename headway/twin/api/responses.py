@@ -118,24 +118,17 @@ class ResponsesBody(Sampling):
             return [{"role": "user", "content": self.input}]
         found: list[dict[str, Any]] = []
         for item in self.input:
-            if item.type.endswith("_call_output"):
-                told: dict[str, Any] = {
-                    "role": "tool",
-                    "content": item.output,
-                    "tool_call_id": item.call_id,
-                }
-            elif item.type == "function_call":
+            if item.type == "function_call":
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                told = {"role": "assistant", "tool_calls": [call]}
-                if found and found[-1]["role"] == "assistant":
-                    found[-1].setdefault("tool_calls", []).append(call)
-                    continue
-            elif item.type == "reasoning":
-                continue
-            else:
-                told = {"role": item.role or "user", "content": item.content}
-            found.append(told)
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant"})
+                found[-1].setdefault("tool_calls", []).append(call)
+            elif item.type.endswith("_call_output"):
+                result = {"content": item.output, "tool_call_id": item.call_id}
+                found.append({"role": "tool", **result})
+            elif item.type != "reasoning":
+                found.append({"role": item.role or "user", "content": item.content})
         return found
 
 
@@ -166,10 +159,8 @@ class ResponseAnswer(ChatAnswer):
 
     def start(self) -> bytes:
         """Return what comes before all tokens."""
-        return b"".join(
-            self._event(kind, response=self.response("in_progress", []))
-            for kind in ("created", "in_progress")
-        )
+        begun = self.response("in_progress", [])
+        return self._event("created", response=begun) + self._event("in_progress", response=begun)
 
     def _item(self, text: str, status: str) -> dict[str, Any]:
         """Return what is in the response: a message, or a call."""
@@ -248,14 +239,13 @@ class ResponseAnswer(ChatAnswer):
         return found
 
     def _response_usage(self) -> dict[str, Any]:
-        details: dict[str, Any] = self._details()
-        read, made = details["cached_tokens"], details["created_cache_tokens"]
-        usage = {"input_tokens": len(self.wanted.tokens)}
-        usage["output_tokens"] = self.choices[0].generated
-        found: dict[str, Any] = usage | {"total_tokens": sum(usage.values())}
-        details = {"cached_tokens": read, "cache_write_tokens": made}
-        found["input_tokens_details"] = details | self.shape["input"]
-        return found | {"output_tokens_details": self.shape["output"]}
+        details, shape = self._details(), self.shape
+        asked, made = len(self.wanted.tokens), self.choices[0].generated
+        found = {"input_tokens": asked, "output_tokens": made, "total_tokens": asked + made}
+        caches = {"cached_tokens": details["cached_tokens"]}
+        caches["cache_write_tokens"] = details["created_cache_tokens"]
+        more = {"input_tokens_details": caches | shape["input"]}
+        return found | more | {"output_tokens_details": shape["output"]}
 
 
 class Stored:

@@ -13,11 +13,10 @@ from headway.twin.api.tokenizers import TokenCounter
 
 @dataclass(frozen=True, slots=True)
 class FixedText:
-    """What a guided answer begins and ends with; `has_words`: any number of words is between."""
+    """What a guided answer begins with, and what is behind its words; "": it has none."""
 
     before: str
     after: str = ""
-    has_words: bool = False
     call: str = ""  # the function that is called; the text is its arguments
     hidden: tuple[str, str] = ("", "")  # around the text; computed, but no part of the message
 
@@ -58,7 +57,7 @@ class Said:
         hidden = [[""] * len(counter.pieces(part)) if part else [] for part in text.hidden]
         before = [*hidden[0], *counter.pieces(text.before)]
         after = [*counter.pieces(text.after), *hidden[1]]
-        room = max(length - len(before) - len(after), 0) if text.has_words else 0
+        room = max(length - len(before) - len(after), 0) if text.after else 0
         self.free, self.call = range(len(before), len(before) + room), text.call
         self.pieces = [*before, *self.tokens(0, room), *after]
         return len(self.pieces)

@@ -69,15 +69,13 @@ class BpeTokens(TokenCounter):
     def encode(self, text: str) -> list[int]:
         if not text.isascii():  # half of a surrogate pair is no text
             text = text.encode("utf-8", "replace").decode()
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def pieces(self, text: str) -> list[str]:
         return [self.decode([token]) for token in self.encode(text)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def names(self, tokens: Sequence[int], text: str | None) -> list[str]:
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
@@ -99,19 +97,13 @@ def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
     import os
 
     need_package("headway tokenizer", "serve", "tokenizers")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
     from simulator.util.files import write_together
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
+    tokenizer = ByteLevelBPETokenizer()
     sources = sorted(str(path) for path in Path(os.__file__).parent.glob("*.py"))
-    tokenizer.train(sources, trainer)
+    tokenizer.train(sources, size, 0, show_progress=False, special_tokens=SPECIAL)
     count: int = tokenizer.get_vocab_size()
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     sized = {**CONFIGS, "config.json": CONFIGS["config.json"] | {"vocab_size": count}}
