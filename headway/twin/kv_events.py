@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from headway.twin.api.answers import SHAPES
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.kv_cache.block_manager import BlockManager
@@ -24,6 +23,10 @@ from simulator.util.from_mapping import Field
 END = (-1).to_bytes(8, "big", signed=True)
 """In the place of a number: all that is remembered has been sent again."""
 BITS = 2**64 - 1
+PLACE = {"medium": "GPU", "group_idx": 0}
+STORED = {"type": "BlockStored", "lora_id": None, "lora_name": None, **PLACE}
+REMOVED = {"type": "BlockRemoved", **PLACE}
+"""What is the same in each event of a kind."""
 Tokens = Callable[[Request, int, int], list[int] | None]
 Address = Annotated[str, Field(pattern=r"(tcp|ipc)://.+")]
 
@@ -149,12 +152,12 @@ class Publisher:
         tokens = self.tokens(request, first * size, (first + len(hashes)) * size)
         if tokens is None:
             return
-        event = SHAPES["stored"] | {"block_hashes": [key & BITS for key in hashes]}
+        event: dict[str, Any] = STORED | {"block_hashes": [key & BITS for key in hashes]}
         event["parent_block_hash"] = request.hashes[first - 1] & BITS if first else None
         self.events.append(event | {"token_ids": tokens, "block_size": size})
 
     def removed(self, key: int) -> None:
-        self.events.append(SHAPES["removed"] | {"block_hashes": [key & BITS]})
+        self.events.append(REMOVED | {"block_hashes": [key & BITS]})
 
 
 def publishers(

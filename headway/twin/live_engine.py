@@ -22,7 +22,7 @@ from simulator.core.request import Request, Step
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
-from simulator.results.record import ClusterRecord, split_log
+from simulator.results.record import split_log
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.resolve import resolve_groups
@@ -31,6 +31,7 @@ from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 
+Act = Callable[[Request], None]
 KEPT = 100_000  # requests that have ended and that the report is about, at least
 
 ABORT = "abort"
@@ -74,7 +75,6 @@ class LiveEngine:
         self.env = env = simpy.Environment()
         self.specs = resolve_groups(scenario)
         self.spec = next(iter(self.specs.values()))
-        self.cluster: ClusterRecord | None = None
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
@@ -110,16 +110,14 @@ class LiveEngine:
             *(fleet, scenario, specs, True), leap=False, startup_delay=startup_delay
         )
 
-        def connect(
-            submit: Callable[[Request], None], cancel: Callable[[Request], None]
-        ) -> "LiveEngine":
-            self._submit: Callable[[Request], None] = submit
-            self._cancel: Callable[[Request], None] = cancel
+        def connect(submit: Act, cancel: Act) -> "LiveEngine":
+            self._submit: Act = submit
+            self._cancel: Act = cancel
             return self
 
         connect_client(fleet, scenario, record, life, connect)  # type: ignore[type-var]
         life.done = lambda: False
-        self.cluster = record if self.scenario.cluster is not None else None
+        self.cluster = None if self.scenario.cluster is None else record
         self.is_open: Callable[[], bool] = lambda: bool(fleet.open)
         """Whether there is a replica that takes requests."""
         self.fleet, self.life = fleet, life
@@ -200,14 +198,14 @@ class LiveEngine:
             self._prune()
         return why
 
-    def cancel(self, stream: Stream) -> bool:
-        """Let a request go whose client has hung up; say whether the engine could."""
+    def cancel(self, stream: Stream) -> None:
+        """Let a request go whose client has hung up; where an engine cannot, it goes on unheard."""
         request = stream.request
         if self.streams.get(request.id) is not stream:
-            return True
+            return
         stream.on_tokens = stream.on_end = _ignore
         if not self.cores[0].scheduler.traits.cancels:
-            return False
+            return
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
             self.tell(stream, stream.sent, self.env.now)  # those that went out ahead
@@ -218,7 +216,6 @@ class LiveEngine:
             self._record_left(stream)
             self._forget(request)
             self.on_end(stream, ABORT)
-        return True
 
     def finished(self, request: Request) -> None:
         """Hear that a request has ended or was rejected."""
@@ -227,15 +224,12 @@ class LiveEngine:
         if stream is None:
             return
         self.moved(stream, None)
-        now = self.env.now
+        reason = "rejected"
         if request.finish >= 0:
-            self.tell(stream, request.generated, now)
-            over = request.generated == request.output_tokens
-            reason = "stop" if over else "length"
-        else:
-            reason = "rejected"
-        if self._predictor is not None and request.finish >= 0:
-            self._predictor.observe(request)
+            self.tell(stream, request.generated, self.env.now)
+            reason = "stop" if request.generated == request.output_tokens else "length"
+            if self._predictor is not None:
+                self._predictor.observe(request)
         self.on_end(stream, reason)
         stream.on_end(request, reason)
         self._prune()
@@ -254,32 +248,32 @@ class LiveEngine:
         """Write down what a client had received when it hung up, as /metrics counts it."""
         request = stream.request
         if stream.core is not None:  # else none has seen it
-            stream.core.log.request_rows += pack_request(
-                request.first_scheduled,
-                stream.first,
-                -1.0,
-                request.id,
-                request.preemptions,
-                request.cached,
-                stream.told,
-                reason,
-            )
+            times = request.first_scheduled, stream.first, -1.0
+            counts = request.preemptions, request.cached, stream.told
+            stream.core.log.request_rows += pack_request(*times, request.id, *counts, reason)
 
     def _forget(self, request: Request) -> None:
         self.done += 1
         self.sent.pop(request.id, None)
         self._sessions.pop(request.id, None)
 
-    def tell(self, stream: Stream, count: int, now: float) -> None:
-        """Tell a client of its tokens, `count` in all by `now`, s."""
+    def tell(
+        self, stream: Stream, count: int, now: float, gaps: dict[float, int] | None = None
+    ) -> None:
+        """Tell a client of its tokens, `count` in all by `now`, s.
+
+        With `gaps` who gets one more token is counted there, by when it got the one before.
+        """
         new = count - stream.told
         if new <= 0:
             return
-        stream.told = count
-        self.on_tokens(stream, new, now)
+        if gaps is not None and new == 1 and stream.told:
+            gaps[stream.last] = gaps.get(stream.last, 0) + 1
+        else:
+            self.on_tokens(stream, new, now)
         if stream.first < 0:
             stream.first = now
-        stream.last = now
+        stream.told, stream.last = count, now
         self.send(stream, count, now)
 
     def send(self, stream: Stream, count: int, due: float) -> None:
@@ -425,21 +419,11 @@ class _Watch:
         return lost
 
     def _tell(self, counts: list[tuple[Stream, int]], now: float) -> None:
-        """Tell all streams of their tokens by `now`, s; what each costs is a server's time."""
+        """Tell all streams of their tokens by `now`, s."""
         gaps: dict[float, int] = {}
         for stream, count in counts:
-            told = stream.told
-            if count <= told or stream.over:
-                continue
-            if count > told + 1 or not told:
-                self.engine.tell(stream, count, now)
-                continue
-            stream.told = count
-            gaps[stream.last] = gaps.get(stream.last, 0) + 1
-            stream.last = now
-            if count > stream.sent:
-                stream.sent = count
-                stream.on_tokens(1, count)
+            if not stream.over:
+                self.engine.tell(stream, count, now, gaps)
         if gaps:
             self.engine.on_gaps(self.core, gaps, now)
 

@@ -34,11 +34,8 @@ class Histogram:
         name, upto = f"vllm:{self.name}", [*accumulate(map(float, self.counts))]
         rows = zip((*self.buckets, "+Inf"), upto, strict=True)
         found = [f'{name}_bucket{{{label},le="{bound}"}} {count!r}' for bound, count in rows]
-        return [
-            *found,
-            f"{name}_sum{{{label}}} {self.sum!r}",
-            f"{name}_count{{{label}}} {upto[-1]!r}",
-        ]
+        found += [f"{name}_sum{{{label}}} {self.sum!r}", f"{name}_count{{{label}}} {upto[-1]!r}"]
+        return found
 
 
 class _Counts:
@@ -77,7 +74,8 @@ class LiveMetrics:
     def __init__(self, engine: LiveEngine, model: str) -> None:
         self.engine = engine
         self.started = time()  # of the wall's clock: from then on it counts
-        self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self.model = f'model_name="{escaped}"'  # a label of all metrics
         self.counts = {core: _Counts(engine.spec.max_model_len) for core in engine.cores}
         engine.on_tokens, engine.on_end = self._tokens, self._end
         engine.on_step, engine.on_gaps = self._step, self._gaps
@@ -107,13 +105,10 @@ class LiveMetrics:
         if stream.last < 0:
             counts.begin(request, self.engine.scenario.engine.enable_prefix_caching)
             found["time_to_first_token_seconds"].observe(now - stream.sent_at)
-            new -= 1
         else:
             found["inter_token_latency_seconds"].observe(now - stream.last)
-            new -= 1
-            counts.add("spec_decode_num_accepted_tokens", new)
-        if new:  # of one step: at once
-            found["inter_token_latency_seconds"].observe(0.0, new)
+            counts.add("spec_decode_num_accepted_tokens", new - 1)
+        found["inter_token_latency_seconds"].observe(0.0, new - 1)  # of one step: at once
 
     def _end(self, stream: Stream, reason: str) -> None:
         if stream.core is None:
@@ -143,10 +138,8 @@ class LiveMetrics:
 
     def text(self) -> str:
         """Return the text exposition format, `engine` per engine core."""
-        labels = {
-            core: f'model_name="{self.model}",engine="{number}"'
-            for number, core in enumerate(self.engine.cores)
-        }
+        cores = enumerate(self.engine.cores)
+        labels = {core: f'{self.model},engine="{number}"' for number, core in cores}
         config, late = self.engine.scenario.engine, self.engine.clock.lateness()
         told = ["run", "server"] + ["drafts"] * (config.speculative_config is not None)
         told += ["one tier"] * (config.kv_offloading_size is None)  # else which had them is unknown
@@ -166,10 +159,7 @@ class LiveMetrics:
             for core, label in labels.items():
                 lines += self.counts[core].histograms[name].lines(label)
         door = self.engine.cores[0].door or Door(None, None)
-        rows = {
-            f'model_name="{self.model}",reason="{why}"': count
-            for why, count in door.refusals.items()
-        }
+        rows = {f'{self.model},reason="{why}"': count for why, count in door.refusals.items()}
         about = "Requests that a limit of the queue kept out."
         lines += _family("vllm:admission_rejections_total", "counter", about, rows)
         rows = {self._cache_config(core, number): 1 for number, core in enumerate(labels)}

@@ -44,12 +44,10 @@ def write_measured(
     if not good:
         first = next((one.error for one in found.requests), "the workload is empty")
         raise HeadwayError(f"--url: no request was answered, no file is written: {first}")
-    sent = [number for number, one in enumerate(found.requests) if one.sent == one.sent]
-    start = min(found.requests[number].sent for number in sent)
+    sent = [(number, one) for number, one in enumerate(found.requests) if not isnan(one.sent)]
+    start = min(one.sent for _, one in sent)
     failures = len(good) < len(sent)
-    rows = [
-        _row(found.requests[number], workload, number, start, failures=failures) for number in sent
-    ]
+    rows = [_row(one, workload, number, start, failures=failures) for number, one in sent]
     rows.sort(key=lambda row: float(str(row["arrival_s"])))
     files = {"requests.csv": encode_csv(rows)}
     files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()

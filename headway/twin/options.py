@@ -42,9 +42,7 @@ class ServeOptions:
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        silent(
-            'JSON: sites whose pages may ask, as a browser names them; or ["*"]', json_list=True
-        ),
+        silent('JSON: sites whose pages may ask, as browsers name them; or ["*"]', json_list=True),
     ] = None
 
     def check(self) -> None:

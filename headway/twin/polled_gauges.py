@@ -20,13 +20,11 @@ class Gauges:
     def at(self, times: Floats) -> "Gauges":
         """Return what polls at these times would have seen."""
         rows = np.searchsorted(self.time, times, side="right") - 1  # the last of equal times
-        return Gauges(
-            times,
-            {
-                name: np.where(rows >= 0, column[np.maximum(rows, 0)], 0.0)
-                for name, column in self.columns.items()
-            },
-        )
+        columns = {
+            name: np.where(rows >= 0, column[np.maximum(rows, 0)], 0.0)
+            for name, column in self.columns.items()
+        }
+        return Gauges(times, columns)
 
     def mean(self, name: str) -> float:
         """Return the mean of a gauge over time."""
@@ -61,12 +59,9 @@ def polled_gauges(log: Log, times: Floats) -> Gauges:
         joined: Floats = np.concatenate((early, late)).astype(float)[order]
         return joined
 
-    levels = Gauges(
-        seen[order],
-        {
-            "running": twice(steps["running"], steps["running"] - left),
-            "waiting": twice(steps["waiting"], steps["waiting"]),
-            "kv_usage": twice(blocks, freed) / log.num_blocks * 100.0,
-        },
-    )
-    return levels.at(times)
+    levels = {
+        "running": twice(steps["running"], steps["running"] - left),
+        "waiting": twice(steps["waiting"], steps["waiting"]),
+        "kv_usage": twice(blocks, freed) / log.num_blocks * 100.0,
+    }
+    return Gauges(seen[order], levels).at(times)

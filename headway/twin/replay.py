@@ -117,8 +117,7 @@ class _Replay:
 
     async def run(self) -> Replayed:
         """Ask who is there, send all, look at the gauges meanwhile."""
-        model = self.model or await self._first_model()
-        self.model = model
+        self.model = model = self.model or await self._first_model()
         found = Replayed(model, await self._version(), self.answers, prompt_seed=self.seed)
         self.loop = asyncio.get_running_loop()
         self.start = self.loop.time() + 0.1
@@ -151,8 +150,7 @@ class _Replay:
 
     async def _version(self) -> str:
         status, found = await self._told("/version")
-        known = status == 200 and isinstance(found, dict)
-        return str(found.get("version", "")) if known else ""
+        return str(found.get("version", "")) if status == 200 and isinstance(found, dict) else ""
 
     async def _told(self, path: str) -> tuple[int, Any]:
         """Return the status at an address, and the JSON; None: it is none."""
@@ -197,6 +195,9 @@ class _Replay:
     async def _play(self, number: int) -> None:
         """Send a request at its time, or after the turn before it."""
         load = self.workload
+        patience = None  # s after it is sent, when its client hangs up; None: never
+        if load.cancel_after is not None and not isnan(load.cancel_after[number]):
+            patience = float(load.cancel_after[number])
         if load.after is not None and (before := int(load.after[number])) >= 0:
             await self.ended[before].wait()
             due = self.loop.time() + (0.0 if load.delay is None else float(load.delay[number]))
@@ -210,10 +211,10 @@ class _Replay:
             begin = self.loop.time()
             answer.sent, answer.late = begin - self.start, begin - due
             try:
-                async with asyncio.timeout(self._patience(number)):
+                async with asyncio.timeout(patience):
                     await self._ask(body, answer)
             except TimeoutError:
-                what = "no end" if self._patience(number) is None else HUNG_UP
+                what = "no end" if patience is None else HUNG_UP
                 answer.error = f"{what} after {self.loop.time() - begin:.3f} s"
             except Exception as error:  # whatever it was: the request failed, the others go on
                 answer.error = _plain(error)
@@ -222,11 +223,6 @@ class _Replay:
         self.ended[number].set()
         if self.on_end is not None:
             self.on_end(number, answer)
-
-    def _patience(self, number: int) -> float | None:
-        """Return when a request's client hangs up, s after it is sent; None: never."""
-        cancels = self.workload.cancel_after
-        return None if cancels is None or np.isnan(cancels[number]) else float(cancels[number])
 
     def _body(self, number: int) -> bytes:
         """Write what asks for a request."""
@@ -287,10 +283,7 @@ def _plain(error: Exception) -> str:
 
     if isinstance(error, aiohttp.ClientConnectorError):
         what = "the server takes no connections"
-    elif isinstance(
-        error,
-        aiohttp.ClientPayloadError | aiohttp.ClientOSError | aiohttp.ServerDisconnectedError,
-    ):
+    elif isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError):
         what = "the server broke the connection"
     else:
         what = type(error).__name__
@@ -313,7 +306,6 @@ def prompt_of(
 def _tokens(name: str, count: int, seed: int, last_token: int) -> list[int]:
     """Draw a segment's tokens; the first of a longer one are those of a shorter one."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    found: list[int] = random.integers(
-        min(FIRST_TOKEN, last_token // 2), last_token, count
-    ).tolist()
+    first = min(FIRST_TOKEN, last_token // 2)
+    found: list[int] = random.integers(first, last_token, count).tolist()
     return found

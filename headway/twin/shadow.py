@@ -9,12 +9,13 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan, nan
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from headway.twin.options import Watched
 from headway.twin.polled_gauges import polled_gauges
@@ -29,13 +30,7 @@ from simulator.workload.workload import Floats, Ints, Workload
 
 HISTORY = 30  # windows that are simulated
 SILENT = 10.0  # s without an answer, after which the server is taken for gone
-ROWS = {
-    "running": 1.0,
-    "waiting": 1.0,
-    "kv_usage": 2.0,
-    "hit_rate": 5.0,
-    "preemptions": 3.0,
-}
+ROWS = {"running": 1.0, "waiting": 1.0, "kv_usage": 2.0, "hit_rate": 5.0, "preemptions": 3.0}
 """What is compared, and what may differ at least: requests, percent, preemptions."""
 METRICS = {
     "running": "num_requests_running",
@@ -316,7 +311,8 @@ def shadow(
         """Poll the server, and compare after each window: in a thread, as polls go on."""
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         on_interrupt(stop.set)
-        begin, judging, rounds = loop.time(), None, 0
+        begin, rounds = loop.time(), 0
+        judging = asyncio.create_task(asyncio.sleep(0))
         while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
             async with session.get(page) as response:
                 if response.status != 200:
@@ -331,16 +327,14 @@ def shadow(
             if polls and poll.finished < polls[-1].finished:
                 polls.clear()  # the server has begun anew
             polls.append(poll)
-            if now // length > rounds and (judging is None or judging.done()):
+            if now // length > rounds and judging.done():
                 rounds = int(now // length)
-                if judging is not None:
-                    judging.result()
+                judging.result()
                 judging = asyncio.create_task(compare())
             wait = begin + (int(now / interval) + 1) * interval - loop.time()
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), max(wait, 0.0))
-        if judging is not None:
-            await judging
+        await judging
         await compare()
         verdict.requests = polls[-1].seen - polls[0].seen
         return verdict
@@ -365,12 +359,9 @@ def line(window: Window) -> str:
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """Return all windows, with null where nothing is known, and since when what has parted, s."""
-    windows = [asdict(window) for window in verdict.windows]
-    for window in windows:
-        for side in ("server", "simulation"):
-            window[side] = {k: None if isnan(v) else v for k, v in window[side].items()}
     parted = {name: window.start for name, window in verdict.parted.items()}
-    return {"requests": verdict.requests, "windows": windows, "parted": parted}
+    told = {"requests": verdict.requests, "windows": verdict.windows, "parted": parted}
+    return dict(to_jsonable_python(told, inf_nan_mode="null"))
 
 
 def conclusion(verdict: Verdict) -> str:

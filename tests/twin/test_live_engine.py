@@ -47,7 +47,7 @@ async def send(
 
     def hang_up(stream: Stream) -> None:
         if stream.request.id in engine.streams:
-            assert engine.cancel(stream)
+            engine.cancel(stream)
             ended.append(("abort", True))
 
     def ask(number: int) -> None:
@@ -138,7 +138,7 @@ def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:
 
         long, short = ask(5000), ask(3)
         await asyncio.sleep(1 / SPEED)
-        assert engine.cancel(long)
+        engine.cancel(long)
         async with asyncio.timeout(20):
             while not ends:
                 await asyncio.sleep(0.005)

@@ -14,7 +14,7 @@ from headway.twin.api.tables import table
 from simulator.core.request import Request
 
 SHAPES: dict[str, Any] = table("shapes")
-"""What vLLM's answers and events have beside what is computed, by their kind and part."""
+"""What vLLM's answers have beside what is computed, by their kind and part."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from headway.twin.api.chat_template import ChatTemplate
 
 WORDS = 1000  # that answers are made of
-SPECIAL = ["<s>", "</s>"]
 CONFIGS: dict[str, dict[str, Any]] = table("trained_tokenizer")
 """The files beside the tokenizer.json of one that is trained."""
 TRIAL = 64  # words of a text that must come out as so many tokens
@@ -103,7 +102,7 @@ def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
 
     tokenizer = ByteLevelBPETokenizer()
     sources = sorted(str(path) for path in Path(os.__file__).parent.glob("*.py"))
-    tokenizer.train(sources, size, 0, show_progress=False, special_tokens=SPECIAL)
+    tokenizer.train(sources, size, 0, show_progress=False, special_tokens=["<s>", "</s>"])
     count: int = tokenizer.get_vocab_size()
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     sized = {**CONFIGS, "config.json": CONFIGS["config.json"] | {"vocab_size": count}}
