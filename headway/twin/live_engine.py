@@ -32,6 +32,8 @@ from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 
 Act = Callable[[Request], None]
+Gaps = dict[float, int]
+"""How many streams got one more token, by when each got the one before, s."""
 KEPT = 100_000  # requests that have ended and that the report is about, at least
 
 ABORT = "abort"
@@ -82,8 +84,7 @@ class LiveEngine:
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] = _ignore
-        self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] = _ignore
-        """With how many streams got one more token, by when each got the one before."""
+        self.on_gaps: Callable[[EngineCore, Gaps, float], None] = _ignore
         self.on_end: Callable[[Stream, str], None] = _ignore
         self.on_step: Callable[[EngineCore, Step], None] = _ignore
         self.kv_events: Mapping[EngineCore, Publisher] = {}
@@ -257,9 +258,7 @@ class LiveEngine:
         self.sent.pop(request.id, None)
         self._sessions.pop(request.id, None)
 
-    def tell(
-        self, stream: Stream, count: int, now: float, gaps: dict[float, int] | None = None
-    ) -> None:
+    def tell(self, stream: Stream, count: int, now: float, gaps: Gaps | None = None) -> None:
         """Tell a client of its tokens, `count` in all by `now`, s.
 
         With `gaps` who gets one more token is counted there, by when it got the one before.
@@ -420,7 +419,7 @@ class _Watch:
 
     def _tell(self, counts: list[tuple[Stream, int]], now: float) -> None:
         """Tell all streams of their tokens by `now`, s."""
-        gaps: dict[float, int] = {}
+        gaps: Gaps = {}
         for stream, count in counts:
             if not stream.over:
                 self.engine.tell(stream, count, now, gaps)

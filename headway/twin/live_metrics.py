@@ -9,7 +9,7 @@ from time import time
 import numpy as np
 
 from headway.report.prometheus import SCALARS, histogram_kinds
-from headway.twin.live_engine import ABORT, LiveEngine, Stream
+from headway.twin.live_engine import ABORT, Gaps, LiveEngine, Stream
 from simulator.core.log import DRAFT
 from simulator.core.request import Media, Request, Step, items_of
 from simulator.engine.core import EngineCore
@@ -91,7 +91,7 @@ class LiveMetrics:
                 counts.add("spec_decode_num_drafts", int(last["decodes"][0]))
                 counts.add("spec_decode_num_draft_tokens", int(last["drafts"][0]))
 
-    def _gaps(self, core: EngineCore, gaps: dict[float, int], now: float) -> None:
+    def _gaps(self, core: EngineCore, gaps: Gaps, now: float) -> None:
         counts = self.counts[core]
         for last, times in gaps.items():
             counts.add("generation_tokens", times)
@@ -192,8 +192,7 @@ class LiveMetrics:
         gone = not core.scheduler.running and not core.scheduler.waiting  # since the last step
         gauges = self.engine.gauges[core].items()
         values |= {(name, ""): 0.0 if gone else value for name, value in gauges}
-        waiting = values["num_requests_waiting", ""]
-        values["num_requests_waiting_by_reason", "capacity"] = waiting
+        values["num_requests_waiting_by_reason", "capacity"] = values["num_requests_waiting", ""]
         values["engine_sleep_state", "awake"] = 1
         return values
 

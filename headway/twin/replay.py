@@ -281,12 +281,11 @@ def _plain(error: Exception) -> str:
     """Say what became of a connection."""
     import aiohttp
 
+    what = type(error).__name__
     if isinstance(error, aiohttp.ClientConnectorError):
         what = "the server takes no connections"
     elif isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError):
         what = "the server broke the connection"
-    else:
-        what = type(error).__name__
     return f"{what}: {error}"[:200]
 
 

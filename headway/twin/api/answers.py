@@ -94,7 +94,7 @@ class Answer:
     def _chunk(
         self, choice: Choice, delta: Any, reason: str | None, count: int, first: int = 0
     ) -> bytes:
-        part = self._part_of(choice, {self.key: delta}, reason, count, first)
+        part = self._told(choice, {self.key: delta}, reason, count, first)
         chunk = self.head | {"choices": [self.shape["chunk"] | part]}
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], count)
@@ -102,9 +102,7 @@ class Answer:
             chunk |= self.fingerprint  # of the last chunk
         return b"data: " + compact(chunk) + b"\n\n"
 
-    def _part_of(
-        self, choice: Choice, said: Any, reason: str | None, count: int, first: int
-    ) -> dict[str, Any]:
+    def _told(self, choice: Choice, said: Any, reason: str | None, count: int, first: int) -> Any:
         """Return what an answer or a chunk has of a choice's tokens, with what is `said`."""
         found = {"index": choice.index, **said, "finish_reason": reason}
         found["logprobs"] = self._logprobs(choice, first, count)
@@ -159,7 +157,7 @@ class Answer:
         """Return the whole answer at once."""
         choices = []
         for one in self.choices:
-            part = self._part_of(one, self.message(one), self.reason(one), one.generated, 0)
+            part = self._told(one, self.message(one), self.reason(one), one.generated, 0)
             choices.append(self.shape["choice"] | part)
         usage = self._usage(self.choices) | {"completion_tokens_details": None}
         usage["prompt_tokens_details"] = SHAPES["prompt tokens"] | self._details()
