@@ -41,6 +41,7 @@ SCHEMAS: list[Any] = [
     {"anyOf": [{"type": "string", "pattern": "a"}, {"type": "boolean"}]},
     {"type": "array", "maxItems": 0},
     {"type": "string", "format": "date-time"},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "required": ["a"]},
 ]
 CHAT = {"messages": [{"role": "user", "content": "who is it"}], "max_tokens": 40}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": PERSON}}]
@@ -60,6 +61,8 @@ def test_a_schema_has_a_text_that_satisfies_it(schema: Any) -> None:
         *(None, 3, [], {"type": "word"}, {"enum": []}, {"enum": 3}, {"$ref": "#/a"}, {"not": {}}),
         *(
             {"type": "string", "pattern": "a"},
+            {"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}},
+            {"$dynamicRef": "#a"},
             {"type": "object", "required": 3},
             {"properties": 3},
             {"anyOf": []},
@@ -286,12 +289,45 @@ def test_a_prompt_is_echoed() -> None:
 def test_a_required_call_is_made_by_a_schema_that_is_not_understood_too() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         texts = {"properties": {"q": {"type": "string", "pattern": "a"}}, "uniqueItems": True}
-        for schema, keys in (({"not": {}}, []), (texts, ["q"]), ({"allOf": 3, "type": "x"}, [])):
+        for schema, keys, words in (
+            ({"not": {}}, [], ["not"]),
+            (texts, ["q"], ["pattern", "uniqueItems"]),
+            ({"allOf": 3, "type": "x"}, [], ["allOf"]),
+        ):
             tools = [{"function": {"name": "f", "parameters": schema}}]
             body = CHAT | {"tools": tools, "tool_choice": "required"}
             response = await client.post("/v1/chat/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == "tool_choice"
+            told = ", ".join(f"tool_choice.{word}" for word in words)
+            assert response.headers["X-Headway-Ignored"] == told
             [call] = (await response.json())["choices"][0]["message"]["tool_calls"]
             assert list(json.loads(call["function"]["arguments"])) == keys
+
+    served_by(play)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_keywords_that_an_answer_does_not_obey_are_named(stream: bool) -> None:
+    """The answer is JSON that satisfies the others; a regular expression makes no text."""
+    texts = {"type": "string", "pattern": "^[a-z]{3}$"}
+    schema = {"type": "object", "properties": {"id": texts, "age": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
+
+    async def play(client: ClientSession, _: Server) -> None:
+        for asked, told in (
+            ({"response_format": form}, "response_format.pattern"),
+            ({"structured_outputs": {"json": schema}}, "structured_outputs.pattern"),
+            ({"structured_outputs": {"regex": "[a-z]{3}"}}, "structured_outputs"),
+        ):
+            body = CHAT | asked | {"stream": stream}
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.headers["X-Headway-Ignored"] == told
+            if stream:
+                chunks = await events(response)
+                text = "".join(one["choices"][0]["delta"]["content"] for one in chunks)
+            else:
+                text = (await response.json())["choices"][0]["message"]["content"]
+            if told.endswith("pattern"):
+                found = json.loads(text)
+                assert (type(found["id"]), found["age"]) == (str, 0)
 
     served_by(play)

@@ -186,6 +186,14 @@ def test_images_of_a_scenario_of_text_are_ignored() -> None:
         status, heads, answer = await ask(client, user("one two", part("image_url")))
         assert (status, answer["usage"]["prompt_tokens"]) == (200, 2)
         assert heads["X-Headway-Ignored"] == "image_url"
+        status, _, answer = await ask(client, user(part("image_url")))
+        assert status == 400
+        assert answer["error"]["message"] == (
+            "The model is not a multimodal model "
+            "(in Headway: engine.multimodal_config makes it one)"
+        )
+        status, _, answer = await ask(client, user(part("file")))
+        assert (status, answer["error"]["message"]) == (400, "The decoder prompt cannot be empty")
 
     served_by(play)
 

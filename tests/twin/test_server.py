@@ -171,7 +171,7 @@ def test_what_is_not_simulated_is_told() -> None:
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "tools": tools}
         chat |= {"tool_choice": "required"}
         response = await client.post("/v1/chat/completions", json=chat)
-        assert response.headers["X-Headway-Ignored"] == "tool_choice"
+        assert response.headers["X-Headway-Ignored"] == "tool_choice.not"
 
     served_by(play)
 

@@ -59,9 +59,8 @@ def chat_prompt(
     message or a token, and for more images or clips than the laws allow.
     """
     refuse({"empty chat": not chat.messages})
-    parts = [
-        one for said in chat.messages if isinstance(said.content, list) for one in said.content
-    ]
+    contents = [said.content for said in chat.messages if isinstance(said.content, list)]
+    parts = [one for content in contents for one in content]
     kinds = Counter(kind for part in parts if (kind := _checked_kind(part)) not in TEXT_PARTS)
     for kind in kinds.keys() - MEDIA_PARTS:
         supported = ", ".join(sorted(TEXT_PARTS.keys() | MEDIA_PARTS.keys() - {"file"}))
@@ -82,8 +81,9 @@ def chat_prompt(
             media, size = found[int(piece)]
             items.append(Item(media, len(tokens), len(tokens) + size))
             tokens += [0] * size
-    refuse({"empty prompt": not tokens})
     ignored = [kind for kind in kinds if laws is None or MEDIA_PARTS[kind] == "file"]
+    none, unseen = not tokens, [kind for kind in ignored if MEDIA_PARTS[kind] != "file"]
+    refuse({"no images": none and unseen, "empty prompt": none}, model=chat.model or "The model")
     return Prompt(tokens, items=items), ignored
 
 

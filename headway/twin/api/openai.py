@@ -211,15 +211,13 @@ def _by_schema(schema: Any, key: str, **more: Any) -> tuple[FixedText | None, li
         return FixedText(*schema_text(schema), **more), []
     except NoSchemaError as error:
         raise BadRequestError.of("schema", error=error) from None
-    except UnmetSchemaError:  # a call is made in any case
-        return FixedText(*_near(schema), **more) if more else None, [key]
-
-
-def _near(schema: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the text of a call whose schema is not understood: as near as can be."""
+    except UnmetSchemaError:
+        if not isinstance(schema, dict):
+            return None, [key]
+    ignored, near = set[str](), ("{}", "")  # as near to it as can be
     with suppress(UnmetSchemaError):
-        return schema_text({"type": "object", **schema}, near=True)
-    return "{}", ""
+        near = schema_text({"type": "object", **schema}, ignored)
+    return FixedText(*near, **more), [f"{key}.{word}" for word in sorted(ignored)] or [key]
 
 
 def _check_options(asked: Body) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -29,13 +29,14 @@ class NoSchemaError(UnmetSchemaError):
     """A schema is of a type that JSON does not have."""
 
 
-def schema_text(schema: object, *, near: bool = False) -> tuple[str, str]:
+def schema_text(schema: object, ignored: set[str] | None = None) -> tuple[str, str]:
     """Return what comes before and behind the words; without room for words, all and nothing.
 
-    Raises UnmetSchemaError, or NoSchemaError. A `near` one passes over what is not understood.
+    Keywords that are not understood are added to `ignored`. Raises UnmetSchemaError, also for these
+    keywords where it is None, or NoSchemaError.
     """
     try:
-        text = json.dumps(_Values(schema, set() if near else UNMET).value(schema))
+        text = json.dumps(_Values(schema, ignored).value(schema))
     except UnmetSchemaError:
         raise
     except WRONG:
@@ -47,14 +48,17 @@ def schema_text(schema: object, *, near: bool = False) -> tuple[str, str]:
 class _Values:
     """Makes values of a schema's parts; one that is no mapping raises what `WRONG` has."""
 
-    def __init__(self, root: Any, unmet: Collection[str]) -> None:
-        self.root, self.unmet, self.has_words = root, unmet, False
+    def __init__(self, root: Any, ignored: set[str] | None) -> None:
+        self.root, self.ignored, self.has_words = root, ignored, False
 
     def value(self, schema: Any, depth: int = 0) -> Any:
         """Return a value that a schema allows."""
         schema = {} if schema is True else schema
-        if depth > DEEPEST or {*self.unmet} & schema.keys():
+        unmet = {*UNMET} & schema.keys()
+        if depth > DEEPEST or (unmet and self.ignored is None):
             raise UnmetSchemaError
+        if self.ignored is not None:
+            self.ignored |= unmet
         if "$ref" in schema:
             found = self.root
             for part in schema["$ref"].removeprefix("#").split("/")[1:]:
@@ -86,8 +90,9 @@ class _Values:
     def _object(self, schema: Mapping[str, Any], depth: int) -> Any:
         named, needed = schema.get("properties", {}), schema.get("required", ())
         keys = [key for key in named if depth <= DEEP or key in needed]
+        other = schema.get("additionalProperties", True)
         return {
-            key: self.value(named.get(key, True), depth) for key in dict.fromkeys([*keys, *needed])
+            key: self.value(named.get(key, other), depth) for key in dict.fromkeys([*keys, *needed])
         }
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> Any:
