@@ -165,7 +165,7 @@ BAD = [
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'dynamo', "
         "'weka', 'agentic_mooncake', 'copilot', 'timed_trace', 'mooncake', 'llmservingsim', "
         "'vllm_bench', 'trtllm_bench', 'agentperfbench', 'guidellm', 'aiperf', 'inference_perf', "
-        "'otel', 'vllm_log', 'access_log', 'requests', 'sharegpt' "
+        "'otel', 'sglang_log', 'vllm_log', 'access_log', 'requests', 'sharegpt' "
         "or 'custom', not 'azur'; did you mean azure?",
     ),
     (

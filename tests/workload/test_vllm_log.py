@@ -128,3 +128,43 @@ def test_one_answer_of_several_where_a_session_has_one_place(put):
     with pytest.warns(HeadwayWarning, match="played as one of all their tokens: 2"):
         work = read_trace(put("\n".join(row.format(k) for k in (0, 1))))
     assert work.output_tokens.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("form", ["0.9", "0.11"])
+def test_a_streamed_answer_is_the_sum_of_its_pieces(put, form):
+    """And how it ended; what it says of itself is no end."""
+    piece, whole = (
+        f"Generated response cmpl-0 (streaming {what})" for what in ("delta", "complete")
+    )
+    stamp = "INFO 01-01 00:00:02 [logger.py:60]"
+    ids = " details: output_token_ids: {}\n" + f"{stamp} {piece}" if form == "0.11" else ""
+    told_ids = "" if ids else "output_token_ids: {}, "
+    text = "".join(
+        f"{stamp} {piece}{ids.format([k, k])}: output: 'finish_reason: error', "
+        f"{told_ids.format([k, k])}finish_reason: None\n"
+        for k in range(3)
+    )
+    text += (
+        f"{stamp} {whole}: output: 'x', output_token_ids: None, finish_reason: streaming_complete\n"
+    )
+    work, said = told(put(log(form) + text))
+    assert work.output_tokens.tolist() == [6, 30, 7]
+    assert said[0].endswith("taken as long as it allows: 2")
+
+
+@pytest.mark.parametrize(("reason", "size"), [("stop", 3), ("abort", 2), ("error", 2)])
+def test_a_reason_to_finish_says_whether_an_answer_came(put, reason, size):
+    ids = ", output_token_ids: [5, 6], finish_reason: "
+    end = (
+        f"INFO 01-01 00:00:02 [logger.py:60] Generated response cmpl-0: output: 'x'{ids}{reason}\n"
+    )
+    assert len(told(put(log("0.9") + end))[0]) == size
+
+
+def test_tokens_of_a_prompt_may_come_before_its_request(put):
+    """As 0.11 and later log them; an id that comes again is another request."""
+    banner, *lines = log("0.11").splitlines()
+    swapped = [line for k in range(0, len(lines), 2) for line in (lines[k + 1], lines[k])]
+    text = "\n".join([banner, *swapped, *swapped[:2]]).replace("12-31", "01-01")
+    work, _ = told(put(text + "\n"))
+    assert sorted(work.prompt_tokens.tolist()) == [3, 33, 40, 40]

@@ -118,6 +118,7 @@ def test_messages_of_sharegpt_that_are_not_played(put):
         ("error_code", "0 500 E17"),
         ("failure_reason", "- boom x"),
         ("closed_by_client", "0 1 true"),
+        ("finish_reasons", "['stop'] ['error'] ['cancelled']"),
     ],
 )
 def test_names_like_those_of_an_outcome(put, column, cells):
@@ -126,6 +127,48 @@ def test_names_like_those_of_an_outcome(put, column, cells):
     work, said = told(put(f"{HEAD},{column}\n{rows}"))
     assert work.arrival.tolist() == [0]
     assert said == ["2 requests left out: failed when recorded, or without output tokens"]
+
+
+@pytest.mark.parametrize("reason", ["error", "cancelled", "stop"])
+@pytest.mark.parametrize("several", [True, False])
+def test_a_reason_to_finish_of_a_span_may_be_a_list(put, reason, several):
+    value = {"stringValue": reason}
+    value = {"arrayValue": {"values": [value]}} if several else value
+    usage = [("gen_ai.usage.input_tokens", {"intValue": "9"})]
+    usage += [("gen_ai.usage.output_tokens", {"intValue": "5"})]
+    spans = [
+        {"traceId": "t", "spanId": f"s{k}", "startTimeUnixNano": str(10**18 + k)}
+        | {"attributes": [{"key": key, "value": one} for key, one in [*usage, *more]]}
+        for k, more in enumerate([[], [("gen_ai.response.finish_reasons", value)]])
+    ]
+    whole = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    assert len(told(put(json.dumps(whole)))[0]) == 1 + (reason == "stop")
+
+
+@pytest.mark.parametrize(
+    ("column", "chat", "other"),
+    [
+        ("request", "POST /v1/chat/completions HTTP/1.1", "POST /v1/embeddings HTTP/1.1"),
+        ("request", "see /v1/images", "POST /v1/images/generations"),
+        ("request_uri", "/v1/completions", "/v1/rerank"),
+        ("request_url", "https://api/v1/chat/completions", "https://api/v1/embeddings"),
+        ("openinference.span.kind", "LLM", "EMBEDDING"),
+        ("traceloop.span.kind", "llm", "reranker"),
+        ("model_type", "text-generation", "text-embeddings"),
+        *(("type", "chat", one) for one in ("embedding", "moderation", "transcription", "tts")),
+        ("type", "batch", "rerank"),
+    ],
+)
+def test_what_generates_no_text(put, column, chat, other):
+    work, said = told(put(f"{HEAD},{column}\n0,9,5,{chat}\n1,9,5,{other}\n"))
+    assert len(work) == 1
+    assert said == [f"{column}: requests left out: 1, no calls to generate text"]
+
+
+def test_a_model_goes_before_its_provider(put):
+    cells = ("0,9,5,qwen,x", "1,9,5,llama,x")
+    _, said = told(put(f"{HEAD},model_permaslug,provider_name\n" + "\n".join(cells)))
+    assert said[0].startswith("model_permaslug: requests that name one of several models")
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_langfuse_counts_apart_what_came_from_a_cache_or_was_thought(put):
     span = {"id": "a", "traceId": "t", "startTime": "2026-03-01T10:00:00Z"}
     span["usageDetails"] = {"input": 300, "input_cached_tokens": 700, "output": 60}
     span["usageDetails"] |= {"output_reasoning_tokens": 100, "total": 1160}
-    whole = span | {"usageDetails": span["usageDetails"] | {"total": 360}}
+    whole = {"input_cached_tokens": 200, "total": 360}  # 200 of 300
+    whole = span | {"usageDetails": span["usageDetails"] | whole}
     work, _ = told(put("\n".join(json.dumps(one) for one in (span, whole | {"id": "b"}))))
     assert work.prompt_tokens.tolist() == [1000, 300]
     assert work.output_tokens.tolist() == [160, 60]
@@ -113,6 +114,46 @@ def test_a_total_tells_whether_reasoning_and_cached_tokens_are_counted_in(put):
     work, _ = told(put(head + "".join(f"{k},{row}\n" for k, row in enumerate(rows))))
     assert work.prompt_tokens.tolist() == [9, 9, 13, 9, 9]
     assert work.output_tokens.tolist() == [5, 7, 7, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("names", "cells", "prompt"),
+    [
+        ("cached_tokens", "5000", 5020),
+        ("cached_tokens,cache_creation_input_tokens", "5000,300", 5320),
+        ("cached_tokens,cache_creation_input_tokens,total_tokens", "5000,300,5330", 5320),
+        ("prompt_cache_read_tokens,prompt_cache_write_tokens", "5000,300", 5320),
+        (
+            "gen_ai.usage.cache_read.input_tokens,gen_ai.usage.cache_creation.input_tokens",
+            "0,30",
+            50,
+        ),
+        ("cached_tokens,cache_creation_input_tokens", "16,4", 20),
+    ],
+)
+def test_cached_tokens_that_are_more_than_a_prompt_are_not_in_it(put, names, cells, prompt):
+    work, _ = told(put(f"timestamp,prompt_tokens,completion_tokens,{names}\n0,20,10,{cells}\n"))
+    assert work.prompt_tokens.tolist() == [prompt]
+
+
+def test_sglangs_json_log_dates_requests_by_their_ends(put):
+    """An adapter, priorities, an abort; also after the lines of when each came."""
+    lines = []
+    for k, (kind, took) in enumerate([("stop", 1.0), ("length", 4.0), ("abort", 2.0)]):
+        meta = {"id": f"r{k}", "finish_reason": {"type": kind}, "e2e_latency": took}
+        meta |= {"prompt_tokens": 500, "completion_tokens": 40, "cached_tokens": 0}
+        head = {"timestamp": f"2026-03-01T10:00:0{k}Z", "event": "request.received", "rid": f"r{k}"}
+        obj = {"rid": f"r{k}", "lora_path": [None, "a", "a"][k], "priority": k}
+        when = {"timestamp": f"2026-03-01T10:00:0{k + took:g}Z", "event": "request.finished"}
+        lines += [head | {"obj": obj}, head | when | {"obj": obj, "out": {"meta_info": meta}}]
+    failed = "1 request left out: failed when recorded, or without output tokens"
+    left = "event: requests left out, whose end is not logged: 1"
+    for some, said in ((lines, []), (lines[1::2], []), (lines[:1] + lines, [left])):
+        work, all_said = told(put("\n".join(map(json.dumps, some))))
+        assert work.arrival.tolist() == [0, 1]
+        assert work.model == ["", "a"]
+        assert work.priority.tolist() == [0, 1]
+        assert all_said == [failed, *said]
 
 
 def test_choices_are_several_answers_where_there_are_several(put):

@@ -17,7 +17,7 @@ MOST_NAMED = 12
 AT_THEIR_TIMES = "played at their recorded times; workload.max_concurrency limits them again"
 """What is said of requests that waited for the answers to others."""
 BESIDE = {"cache_hit": "answered by a proxy's cache"} | dict.fromkeys(
-    ("call_type", "called"), "no calls to generate text"
+    ("call_type", "modality", "called"), "no calls to generate text"
 )
 """Fields that say that a request was no load of an engine, and how it is told."""
 

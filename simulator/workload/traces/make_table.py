@@ -146,17 +146,24 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
     """Return the tokens of prompts with what some logs count apart: prefixes, and what was cached.
 
     BLIS counts a prefix apart from `input_tokens`, its server does not; Anthropic's API counts what
-    its cache had, and what went into it.
+    its cache had, and what went into it; a prompt of fewer tokens than these has them not in it.
     """
     prompt = columns["prompt"]
     if "whole_prompt" in columns:
         whole = columns["whole_prompt"]
         return np.asarray(np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", 0)))
     names = {k: plain_words(name.rpartition(".")[2]) for k, name in ledger.name_of.items()}
-    apart_from = names.get("cached", "").startswith("cache_read") or "cache_write" in columns
-    if apart_from and names.get("prompt") in {"input_tokens", "input_token_count"}:
-        prompt = prompt + columns.get("cached", 0) + columns.get("cache_write", 0)
-    return np.asarray(prompt)
+    cached = _beside(columns)
+    apart = cached > prompt
+    if names.get("cached", "").startswith("cache_read") or "cache_write" in columns:
+        apart |= names.get("prompt") in {"input_tokens", "input_token_count"}
+    return np.asarray(prompt + apart * cached)
+
+
+def _beside(columns: Columns) -> Ints:
+    """Return the tokens that an engine's cache had, or took in."""
+    found: Ints = columns["prompt"] * 0 + columns.get("cached", 0) + columns.get("cache_write", 0)
+    return found
 
 
 def _add_apart(columns: Columns) -> None:
@@ -170,7 +177,7 @@ def _add_apart(columns: Columns) -> None:
         else np.zeros(len(columns["output"]), np.int64)
         for name in ("total", "reasoning")
     )
-    cached = columns.get("cached", np.zeros_like(total))
+    cached = _beside(columns)
     more = total - columns["prompt"] - columns["output"]
     for prompt, output in ((cached, 0), (0, reasoning), (cached, reasoning)):
         apart = (more > 0) & (more == prompt + output)

@@ -21,7 +21,7 @@ NO_GENERATION, UNFINISHED, ENDED = (
     "|".join(NAMES[name].split()) for name in ("no_generation", "unfinished", "finished")
 )
 FINISHED = re.compile(rf"{YES}|{UNSAID}|({ENDED}).*")
-CALLED = re.compile(rf"/({'|'.join(NAMES['called'].split())})\b")
+CALLED = re.compile(rf"^((get|post|put|head) )?[^\s{{\"]*/({'|'.join(NAMES['called'].split())})\b")
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
@@ -42,12 +42,22 @@ are named.
 """
 
 
+CLASS = f"{NAMES['only']['modality']}|batch|agent|file"
+APART = {
+    "cache_hit": HIT.search,
+    "call_type": re.compile(NO_GENERATION).search,
+    "modality": re.compile(f"^(?!.*({CLASS})).*({NO_GENERATION})").search,
+    "called": CALLED.search,
+}
+"""What says of a field that no engine had to generate text; a type may be a request's class."""
+
+
 def unknown_words(words: Words) -> Iterator[tuple[str, str, int]]:
     """Yield words that are not understood: their field, the word, and how many requests have it."""
     for field in KNOWN.keys() & words.keys():
         bad, good = KNOWN[field]
         for word, count in Counter(words[field]).items():
-            plain = word.strip().lower()
+            plain = _plain(word)
             if not bad.search(plain) and not good.fullmatch(plain):
                 yield field, word, count
 
@@ -59,17 +69,22 @@ def failures(words: Words, size: int) -> Flags:
 
 def apart(words: Words, size: int) -> dict[str, Flags]:
     """Return which requests no engine had to generate text for, by the field that says so."""
-    hits = _any(words, {"cache_hit": HIT.search}, size)
-    kinds = _any(words, {"call_type": re.compile(NO_GENERATION).search}, size)
-    paths = _any(words, {"called": CALLED.search}, size)
-    found = {"cache_hit": hits, "call_type": kinds & ~hits, "called": paths & ~kinds & ~hits}
+    found: dict[str, Flags] = {}
+    for field, check in APART.items():
+        others = [~mask for mask in found.values()]
+        found[field] = np.logical_and.reduce([_any(words, {field: check}, size), *others])
     return {name: mask for name, mask in found.items() if mask.any()}
+
+
+def _plain(word: str) -> str:
+    """Return a word in lower case, also the one of a list, as Python or JSON write it."""
+    return word.strip(" []\"'").lower()
 
 
 def _any(words: Words, checks: Mapping[str, Callable[[str], object]], size: int) -> Flags:
     """Return of which requests one of some fields says a word that a check takes."""
     found = np.zeros(size, np.bool_)
     for name in checks.keys() & words.keys():
-        known = {word: bool(checks[name](word.strip().lower())) for word in set(words[name])}
+        known = {word: bool(checks[name](_plain(word))) for word in set(words[name])}
         found |= np.array([known[word] for word in words[name]], np.bool_)
     return found

@@ -125,9 +125,8 @@ class Records:
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
         found = find_fields(n for n in names if n not in taken | idle)
         for field, source in without_length(found, self.sources).items():
-            plain = field in {*NOTED, *WORDED, "images", "samples"} or lists.isdisjoint(
-                source.names
-            )
+            listed = {*NOTED, *JUDGED, *WORDED, "images", "samples"}
+            plain = field in listed or lists.isdisjoint(source.names)
             word = plain_words(source.names[0])
             if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT}:
                 if not self.named:

@@ -123,7 +123,7 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
     attributes = span.get("attributes")
     if isinstance(attributes, list):  # OTLP: {"key": .., "value": {"intValue": "12"}}
         attributes = {
-            one.get("key"): next(iter(one["value"].values()), None)
+            one.get("key"): _unwrapped(one["value"])
             for one in attributes
             if isinstance(one, dict) and isinstance(one.get("value"), dict)
         }
@@ -147,6 +147,13 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
     if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
         found["failed"] = "error"
     return found
+
+
+def _unwrapped(value: Mapping[str, Any]) -> object:
+    """Return a value of OTLP's, or those of a list."""
+    if isinstance(several := value.get("arrayValue"), dict):
+        return [*map(_unwrapped, objects_of(several, "values"))]
+    return next(iter(value.values()), None)
 
 
 def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:

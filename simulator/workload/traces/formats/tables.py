@@ -61,6 +61,16 @@ def aiperf(path: Path, problems: Problems) -> Iterator[Found]:
             yield line, values
 
 
+def sglang(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests that ended, not the lines that say when each came."""
+    text = "event: requests left out, whose end is not logged"
+    for line, values in json_requests(path, problems):
+        ended = values.get("event") == "request.finished"
+        problems.notes[text] += -1 if ended else values.get("event") == "request.received"
+        if ended:
+            yield line, values
+
+
 def guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
     """Yield the requests of a benchmark, or of all in the file, one after the other."""
     text = read_text(path)

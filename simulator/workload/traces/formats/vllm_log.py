@@ -45,7 +45,10 @@ def read_vllm_log(path: Path, form: Format) -> Table:
 
 
 def _logged(path: Path, problems: Problems) -> list[Item]:
-    """Return what is logged of each request, with its line: the time in us, lists of tokens."""
+    """Return what is logged of each request, with its line: the time in us, lists of tokens.
+
+    From 0.11 on the tokens of a prompt come before its request; a streamed answer comes in pieces.
+    """
     every: list[Item] = []
     named: dict[str, dict[str, Any]] = {}
     last = 0
@@ -54,6 +57,9 @@ def _logged(path: Path, problems: Problems) -> list[Item]:
         if event is None or stamp is None:
             continue
         kind, name, ended = event.groups()
+        before = {"Received": "time", "Request": "prompt_token_ids"}.get(kind)
+        if before and not ended and before in named.setdefault(name, {"id": name}):
+            named[name] = {"id": name}  # an id that comes again
         text = line[event.end() :].rpartition("SamplingParams(")[2]  # a prompt may say anything
         if kind == "Received" and PATTERNS["vLLM's pooling"].search(line):
             problems.notes["PoolingParams: requests left out, no calls to generate text"] += 1
@@ -62,13 +68,16 @@ def _logged(path: Path, problems: Problems) -> list[Item]:
             when = parse_date(date[0].replace(",", ".") if date else f"2000-{stamp[1]}")
             last = when + YEAR * max(round((last - when) / YEAR), 0)  # after a New Year or more
             knobs = dict(reversed(PATTERNS["vLLM's knob"].findall(text)))
-            named[name] = {"id": name, "time": last, **knobs}
+            named[name] |= {"time": last, **knobs}
             every.append((number, named[name]))
         for row in [named[one] for one in name.split(",") if one in named]:
             if kind == "Aborted" or ended:
                 row["aborted"] = "aborted"
-            for which, ids in PATTERNS["vLLM's ids"].findall(text):
-                row[f"{which}_token_ids"] = ids.replace(",", " ").split()
+            if (how := PATTERNS["vLLM's end"].match(text)) and how[1]:
+                row["finish_reason"] = how[1]
+            for which, ids in dict(PATTERNS["vLLM's ids"].findall(text)).items():
+                key, tokens = f"{which}_token_ids", ids.replace(",", " ").split()
+                row[key] = row.get(key, []) + tokens if which == "output" else tokens
     if not every:
         problems.add(1, "format", next(iter(NO_REQUESTS.values())))
     return every
