@@ -84,11 +84,16 @@ class MemoryBudget(NamedTuple):
     @property
     def usable(self) -> int:
         """Bytes that the engine may use."""
-        return self._share(self.sizes.gpu_memory_utilization)
+        return int(self._whole * self.sizes.gpu_memory_utilization)
 
-    def _share(self, share: float) -> int:
-        free = self.gpu.memory - (self.context if self.sizes.fraction_of == "static" else 0)
-        return int(free * share)
+    @property
+    def _whole(self) -> int:
+        return self.gpu.memory - (self.context if self.sizes.fraction_of == "static" else 0)
+
+    @property
+    def beside(self) -> int:
+        """Bytes of what is neither loaded nor cache."""
+        return self.activations + self.context + self.graphs
 
     @property
     def loaded(self) -> int:
@@ -97,12 +102,9 @@ class MemoryBudget(NamedTuple):
 
     def left(self, share: float) -> int:
         """Bytes that a share leaves for the KV cache; negative where the model does not fit."""
-        if self.sizes.fraction_of == "static":
-            return self._share(share) - self.loaded
-        beside = self.loaded + self.activations + self.context + self.graphs
-        if self.sizes.fraction_of == "free":
-            return int((self.gpu.memory - beside) * share)
-        return self._share(share) - beside
+        static, free = (self.sizes.fraction_of == one for one in ("static", "free"))
+        beside = self.loaded + (0 if static else self.beside)
+        return int((self._whole - beside) * share) if free else int(self._whole * share) - beside
 
     @property
     def share(self) -> float:
@@ -203,6 +205,11 @@ class MemoryBudget(NamedTuple):
         return max(self.logged_blocks - 1, 0) // self.needed(tokens)
 
     @property
+    def speaks(self) -> str:
+        """In whose words its log is: as `fraction_of`, or TensorRT-LLM's own."""
+        return "trtllm" if self.sizes.name == "tensorrt-llm" else self.sizes.fraction_of
+
+    @property
     def refusal(self) -> str:
         """What the engine's error says where it does not start for want of memory; "": it starts.
 
@@ -210,14 +217,11 @@ class MemoryBudget(NamedTuple):
         get_max_atten_window_upper_bound (TensorRT-LLM 1): the last two start with room for
         shorter requests.
         """
-        shortens = self.sizes.fraction_of == "static" or self.sizes.name == "tensorrt-llm"
-        if shortens and self.logged_blocks > 0 and self.kv_cache <= self.room:
-            return ""
-        if shortens:
-            return REFUSALS["trtllm" if self.sizes.name == "tensorrt-llm" else "static"]
+        if self.speaks in ("static", "trtllm"):
+            starts = self.logged_blocks > 0 and self.kv_cache <= self.room
+            return "" if starts else REFUSALS[self.speaks]
         if self.room <= 0:
-            tokens, free = self.sizes.max_num_batched_tokens, self.sizes.fraction_of == "free"
-            return REFUSALS["free" if free else "none"].format(tokens=tokens)
+            return REFUSALS[self.speaks].format(tokens=self.sizes.max_num_batched_tokens)
         if self.kv_cache <= self.room:
             return self._too_long
         cache, room = gib(self.kv_cache), gib(self.room)
@@ -346,7 +350,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
 
 def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     """Bytes of libraries; under SGLang what is not free before it loads."""
-    own = sizes.term("context") + (sizes.name == "tensorrt-llm") * sizes.term("trtllm")
+    own = sizes.term("context") + sizes.term("trtllm") * (sizes.name == "tensorrt-llm")
     peers = sizes.tensor_parallel_size - 1
     if peers and gpu.link_bandwidth > NVLINK:
         own += sizes.term("nvlink") + min(peers, PEERS) * sizes.term("peer")
@@ -375,11 +379,10 @@ def _stage_budget(
 def _too_big(budget: MemoryBudget, missing: float) -> str:
     """Say what is in the way, and what it would take."""
     sizes, gpus = budget.sizes, budget.gpus
-    beside = budget.activations + budget.context + budget.graphs + sizes.adapters
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
         f"{budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
-        f"{gib(budget.weights)} of weights and {gib(beside)} of "
+        f"{gib(budget.weights)} of weights and {gib(budget.beside + sizes.adapters)} of "
         f"activations{each} exceed {budget.share:g} of {gib(budget.gpu.memory)} "
         f"by {gib(missing)}"
     )

@@ -145,10 +145,8 @@ def _unknown(name: str) -> ValueError:
 
     words = name.lower().rsplit("/", 1)[-1]
     hubs = {hub.rsplit("/", 1)[-1]: shipped for hub, shipped in _hub_names().items()}
-    like, close = (
-        same_shape(name),
-        get_close_matches(words, [*shipped_models(), *hubs], 9, cutoff=0.5),
-    )
+    like = same_shape(name)
+    close = get_close_matches(words, [*shipped_models(), *hubs], 9, cutoff=0.5)
     near = dict.fromkeys([*([like] if like else []), *(hubs.get(each, each) for each in close)])
     hint = f"; did you mean {' or '.join(list(near)[:3])}?;" if near else ";"
     other = f"model: {{like: {next(iter(near), 'NAME')}, name: ...}}"

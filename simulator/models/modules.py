@@ -52,13 +52,9 @@ class Module(NamedTuple):
 
     def share(self, gpus: int, kv_heads: int) -> tuple[int, int]:
         """Return the outputs and inputs that each GPU of a group has of it."""
-        if self.split == "outputs":
-            return ceil(self.outputs / gpus), self.inputs
-        if self.split == "heads":
-            return ceil(self.outputs / min(gpus, kv_heads)), self.inputs
-        if self.split == "inputs":
-            return self.outputs, ceil(self.inputs / gpus)
-        return self.outputs, self.inputs
+        rows = {"outputs": gpus, "heads": min(gpus, kv_heads)}.get(self.split, 1)
+        columns = gpus if self.split == "inputs" else 1
+        return ceil(self.outputs / rows), ceil(self.inputs / columns)
 
 
 ROWS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text("utf-8").splitlines())]
@@ -104,11 +100,6 @@ class LatentAttention(NamedTuple):
     def cached(self) -> int:
         """Numbers that a token and layer take in the cache."""
         return self.kv_lora_rank + self.qk_rope_head_dim
-
-    @property
-    def whole_query(self) -> bool:
-        """Whether queries are projected at once."""
-        return not self.q_lora_rank
 
     @property
     def index_bytes(self) -> int:

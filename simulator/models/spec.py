@@ -209,8 +209,7 @@ class ModelSpec:
 
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
-        shared, one = _matrices(self, None)
-        return shared + experts * one
+        return self.matrix_bytes(experts, None)
 
     @cached_property
     def head_parameters(self) -> int:
@@ -251,7 +250,7 @@ class ModelSpec:
             )
         return None
 
-    def matrix_bytes(self, experts: float, dtype: str = "auto") -> float:
+    def matrix_bytes(self, experts: float, dtype: str | None = "auto") -> float:
         """Bytes of the matrices of all layers when `experts` of each layer's are counted."""
         shared, one = _matrices(self, dtype)
         return shared + experts * one
@@ -404,7 +403,7 @@ def layer_modules(model: ModelSpec, kind: str, caches: bool, dense: bool) -> Ite
     }
     part = "attention" if kind in ATTENTION else kind
     if latent is not None and kind in ATTENTION:
-        part, sizes = "latent", sizes | latent._asdict() | {"whole_query": latent.whole_query}
+        part, sizes = "latent", sizes | latent._asdict() | {"whole_query": not latent.q_lora_rank}
     if linear is not None:
         sizes |= linear._asdict() | {"values": linear.values, "convolved": linear.convolved}
     parts = [part, "block", "" if kind == "mamba" else "norms"]

@@ -121,7 +121,7 @@ def make_limits(spec: EngineSpec, *, beside: bool = False) -> Limits:
     """Return the knobs of a scheduler; `beside`: blocks come from host memory beside the steps."""
     engine, drafts = spec.engine, spec.engine.speculative_config
     return Limits(
-        **engine.values_of(LIMIT_KEYS - {"max_model_len"}),
+        **{key: getattr(engine, key) for key in LIMIT_KEYS - {"max_model_len"}},
         max_model_len=spec.max_model_len,
         speculation=None if drafts is None else drafts.on(spec.model.name),
         draft_seed=spec.seed,

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -60,13 +61,11 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
 
 def _draft_model(engine: EngineConfig) -> ModelSpec | None:
     """Return the model that drafts, or an EAGLE's; None where nobody names one that is known."""
-    named = engine.speculative_config.model if engine.speculative_config else None
-    if named is None or engine.draft_method in ("ngram", "mtp"):
-        return None
-    try:
-        return load_model(named)
-    except ValueError:  # what is not counted is said
-        return None
+    drafts = engine.speculative_config
+    if drafts and drafts.model and drafts.method not in ("ngram", "mtp"):
+        with suppress(ValueError):  # what is not counted is said
+            return load_model(drafts.model)
+    return None
 
 
 def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftConfig | None:
@@ -95,10 +94,9 @@ def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBud
 def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> int:
     """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
     changed = engine.model_copy(update=keys)
-    try:
+    with suppress(ValueError):
         return memory_budget(changed, model, gpu).num_gpu_blocks
-    except ValueError:
-        return 0
+    return 0
 
 
 def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str, Any]]:
@@ -128,11 +126,10 @@ def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str
 
 
 def _starts(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> bool:
-    try:
+    with suppress(ValueError):
         budget = estimate(model, gpu, engine_sizes(engine, model))
-    except ValueError:
-        return False
-    return not budget.refusal and budget.concurrent(min(ROOM, budget.max_model_len)) > 0
+        return not budget.refusal and budget.concurrent(min(ROOM, budget.max_model_len)) > 0
+    return False
 
 
 def least_change(

@@ -5,7 +5,7 @@ A block has a class, whose annotated attributes are its keys: `size: Count = Fie
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
@@ -122,10 +122,6 @@ class Config:
             for name, value in self
             if name not in exclude and (not exclude_unset or name in self.model_fields_set)
         }
-
-    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of some keys."""
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
