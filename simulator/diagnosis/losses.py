@@ -4,7 +4,7 @@ import numpy as np
 
 from simulator.core.log import REJECTED
 from simulator.diagnosis.advice import AdvisedEvidence, Advisor
-from simulator.diagnosis.finding import Finding, turn
+from simulator.diagnosis.finding import Advice, Finding, turn
 from simulator.results.request_table import RETRY
 from simulator.schedulers.door import REQUESTS, TOKENS
 from simulator.workload.unused import over_limits
@@ -30,36 +30,41 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     outside = int(((prompt < longest) & (-(-total // size) <= blocks)).sum()) if limits else 0
     share, were = count / len(refused), "was" if count == 1 else "were"
     lost = f"{count:,} of {len(refused):,} requests {were} rejected ({share:.1%})"
-    figures = {"rejected": count, "share_of_requests": share}
+    figures: dict[str, float | int | str] = {"rejected": count, "share_of_requests": share}
     over, why = over_limits(load, advisor.engine)
+    own, step, helps = run.own_scheduler, advisor.engine.max_num_batched_tokens, ""
+    splits = own is None or not own.refuses_long or advisor.engine.enable_chunked_prefill
+    beyond = prompt[(prompt > step) & (prompt < longest) & (not splits)]
+    advice: list[Advice] = []
     if 2 * over > count:
-        return Finding(share, f"{lost}: {why}.", "completed", [], {**figures, "over_limits": over})
-    if 2 * outside > count:
+        figures["over_limits"] = over
+    elif 2 * outside > count:
         advice = [turn(f"engine.{key}", most, None) for key, most in limits.items()]
         which = " and ".join(f"engine.{key} ({most:,})" for key, most in limits.items())
-        text = f"{lost}: {outside:,} by {which}, limits of the queue (503)."
-        return Finding(share, text, "completed", advice, {**figures, "beyond_limits": outside})
-    long = int((prompt >= longest).sum())
-    if 2 * long > count:
-        why = f"the longest prompt has {prompt.max():,} tokens, max_model_len is {longest:,}"
+        why = f"{outside:,} by {which}, limits of the queue (503)"
+        figures["beyond_limits"] = outside
+    elif 2 * len(beyond) > count:
+        top = int(beyond.max())
+        split = turn(advisor.key("enable_chunked_prefill"), False, True)
+        advice = [advisor.changed("max_num_batched_tokens", top), split]
+        why = f"the longest prompt has {top:,} tokens, and a step of unsplit prompts {step:,}"
+        figures["beyond_step"] = len(beyond)
     else:
-        why = (
-            f"the largest has {total.max():,} tokens, {-(-int(total.max()) // size):,} KV blocks; "
-            f"there are {max(blocks, 0):,}"
-        )
-    advice = advisor.room(int(prompt.max()) if 2 * long > count else 0, int(total.max()))
-    helps, most = "", advisor.spec.model.longest(advisor.spec.release)
-    if not advice:
-        helps = " No single key makes room for them: take larger GPUs, or more."
-    if int(prompt.max()) >= most:
-        helps = f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
-    return Finding(
-        share,
-        f"{lost}: {why}.{helps}",
-        "completed",
-        advice,
-        {**figures, "kv_blocks": blocks},
-    )
+        long = 2 * int((prompt >= longest).sum()) > count
+        needs = f"{total.max():,} tokens, {-(-int(total.max()) // size):,} KV blocks"
+        why = f"the largest has {needs}; there are {max(blocks, 0):,}"
+        if long:
+            why = f"the longest prompt has {prompt.max():,} tokens, max_model_len is {longest:,}"
+        advice = advisor.room(int(prompt.max()) if long else 0, int(total.max()))
+        most = advisor.spec.model.longest(advisor.spec.release)
+        if not advice:
+            helps = " No single key makes room for them: take larger GPUs, or more."
+        if int(prompt.max()) >= most:
+            helps = (
+                f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
+            )
+        figures["kv_blocks"] = blocks
+    return Finding(share, f"{lost}: {why}.{helps}", "completed", advice, figures)
 
 
 LOST_TRIES = {

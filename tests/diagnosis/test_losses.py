@@ -75,6 +75,20 @@ def test_prompts_beyond_max_model_len(write: Any) -> None:
     assert "max_model_len is 2,048" in found[0]["text"]
 
 
+def test_prompts_beyond_a_step_that_splits_none(write: Any) -> None:
+    """TensorRT-LLM's server refuses them; KV blocks were blamed, and no advice served one more."""
+    sets = ["model=llama-3-8b", "cluster=null", "workload.range_ratio=0"]
+    engine = "engine={name: tensorrt-llm, max_num_batched_tokens: 2048}"
+    summary, found = findings(write, *sets, engine)
+    assert summary["headway"]["rejected"] == found[0]["figures"]["beyond_step"] == 40
+    assert "prompt has 3,000 tokens, and a step of unsplit prompts 2,048." in found[0]["text"]
+    advised = {one["key"]: one["to"] for one in found[0]["advice"]}
+    assert advised == {"engine.max_num_batched_tokens": 3000, "engine.enable_chunked_prefill": True}
+    for key, to in advised.items():
+        after, _ = findings(write, *sets, engine, f"{key}={to}".lower())
+        assert after["headway"]["rejected"] == 0, key
+
+
 def test_where_no_single_key_helps_that_is_said(write: Any, tmp_path: Path) -> None:
     """A cost that was measured is of its tensor parallelism: none is advised."""
     cost = "cost={kind: linear, base: 1e-2, per_token: 1e-5}"
