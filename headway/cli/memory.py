@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LENGTHS = ("engine.max_model_len", "engine.max_num_batched_tokens")
 NAMES = {"model": "model", "gpu": "gpu.name", "engine": "engine.name"}
 TEXTS = ("gpu.name", "engine.name", "engine.version")  # 4090 is a name, too, and 0.10 no number
+KV_BYTES = "--kv-cache-memory-bytes"
 MOST_GIB = 1024  # of a GPU
 
 
@@ -97,6 +98,8 @@ def memory(
         print(memory_table(budget))
     if why := budget.refusal:
         change = change if scenario else _as_options(change, command)
+        if budget.sizes.kv_cache_memory:
+            change = change.replace("--num-gpu-blocks-override", KV_BYTES)
         enough = f"; it starts with {change}" if change else ""
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
@@ -203,7 +206,9 @@ def read_budget(
         gpu = gpu._replace(memory=int(gib * GIB))
     missing = not_simulated(scenario.engine, scenario.known_model)  # that the server has
     own = {key: to for key, to in missing.items() if not scenario.says(f"engine.{key}")}
-    budget = estimate(model, gpu, engine_sizes(scenario.engine.model_copy(update=own), model))
+    sizes = engine_sizes(scenario.engine.model_copy(update=own), model)
+    in_bytes = KV_BYTES in scenario.place("engine.num_gpu_blocks_override").replace("_", "-")
+    budget = estimate(model, gpu, sizes.model_copy(update={"kv_cache_memory": in_bytes}))
     for what in not_started(model, scenario.engine, budget.max_model_len):
         warnings.warn(what, HeadwayWarning, stacklevel=2)
     return budget, remedies(scenario, budget) if budget.refusal else ""

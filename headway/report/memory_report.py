@@ -16,15 +16,18 @@ def log_lines(budget: MemoryBudget) -> list[str]:
     sizes, loaded, cache = budget.sizes, budget.loaded / GIB, budget.kv_cache / GIB
     override, left = sizes.num_gpu_blocks_override, budget.left(sizes.gpu_memory_utilization)
     longest, tokens = budget.max_model_len, budget.tokens
-    static = sizes.fraction_of == "static"
+    static = budget.speaks == "static"
     if static:
         error, lines = "RuntimeError", [f"Load weight end. mem usage={loaded:.2f} GB"]
     elif sizes.fraction_of == "free":
-        error, lines = "AssertionError" if sizes.name == "tensorrt-llm" else "RuntimeError", []
+        error, lines = "AssertionError" if budget.speaks == "trtllm" else "RuntimeError", []
     else:
         error, lines = "ValueError", [f"Model loading took {loaded:.2f} GiB memory"]
         lines.append(f"Available KV cache memory: {gib(left)}")
-        if override is not None:
+        if sizes.kv_cache_memory:
+            by = "as specified by kv_cache_memory_bytes config and skipped memory profiling."
+            lines[-1] = f"... reserved {gib(budget.kv_cache)} memory for KV Cache {by}"
+        elif override is not None:
             fit = int(left // budget.layout.block_bytes)
             lines.append(f"Overriding num_gpu_blocks={fit} with num_gpu_blocks_override={override}")
     if why := budget.refusal:
@@ -34,9 +37,9 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         cache = tokens * budget.kv_bytes_per_token / GIB
     if static:
         return [*lines, f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB"]
-    if sizes.fraction_of == "free" and sizes.name != "tensorrt-llm":  # TGI's
+    if budget.speaks == "free":  # TGI's
         return [f"KV-cache blocks: {budget.logged_blocks}, size: {sizes.block_size}"]
-    if sizes.name == "tensorrt-llm":
+    if budget.speaks == "trtllm":
         what = f"for max tokens in paged KV cache ({tokens})"
         return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
     if sizes.max_model_len == "auto":

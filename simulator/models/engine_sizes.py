@@ -43,6 +43,7 @@ class EngineSizes(EngineConfig):
     exports_states: bool = False  # a chunk's kernels keep a state beside that of its end
     draft: ModelSpec | None = None  # a draft model's or EAGLE's, by its config.json
     adapters: int = 0  # bytes set aside for adapters (LoRA)
+    kv_cache_memory: bool = False  # num_gpu_blocks_override is vLLM's kv_cache_memory_bytes
 
     def term(self, name: str) -> int:
         """Bytes of a term of `memory_terms.csv`."""

@@ -170,7 +170,7 @@ class Scenario(Config):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random numbers")
     _folder: Path = Path()
-    _source_map: SourceMap | None = None
+    _source_map: SourceMap = SourceMap("scenario", {})
     _specs: Mapping[str, EngineSpec] | None = None  # None: not settled yet
     _fleet: "FleetSpec | None" = None  # likewise
     _encodes_only: bool = False
@@ -196,7 +196,7 @@ class Scenario(Config):
     @property
     def file(self) -> str:
         """The path of the scenario's file, as it was given."""
-        return "scenario" if self._source_map is None else self._source_map.file
+        return self._source_map.file
 
     @property
     def specs(self) -> Mapping[str, EngineSpec]:
@@ -277,7 +277,11 @@ class Scenario(Config):
 
     def says(self, key: str) -> bool:
         """Say whether its file, or what was put over it, has a key."""
-        return self._source_map is not None and self._source_map.says(tuple(key.split(".")))
+        return self._source_map.says(tuple(key.split(".")))
+
+    def place(self, key: str) -> str:
+        """Return where the value of a key comes from, as messages say it."""
+        return self._source_map.location(tuple(key.split(".")))
 
     def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Return the same scenario, which knows its file."""
@@ -290,8 +294,7 @@ class Scenario(Config):
         return self._errors(field_errors(split_key(block), error))
 
     def _errors(self, errors: Iterable[FieldError]) -> HeadwayError:
-        source_map = self._source_map or SourceMap("scenario", {})
-        return HeadwayError(map(source_map.message, errors))
+        return HeadwayError(map(self._source_map.message, errors))
 
     def make_workload(self) -> Workload:
         """Read the trace or generate the requests; HeadwayError names what is wrong."""

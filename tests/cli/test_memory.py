@@ -196,6 +196,22 @@ def test_blocks_that_are_given_are_the_cache(capsys):
     assert "50,000 blocks take 97.66 GiB" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--kv-cache-memory-bytes 1G", "--kv_cache_memory_bytes=1G"])
+def test_bytes_that_are_given_are_named(capsys, option: str) -> None:
+    """As vLLM logs them (gpu_worker.py); the log and the advice named blocks that nobody gave."""
+    command = f"vllm serve meta-llama/Meta-Llama-3-8B {option}"
+    words = ["memory", "--command", command, "--gpu", "H100-80GB"]
+    assert main([*words[:2], f"{command} --max-model-len 4096", *words[3:]]) == 0
+    out = capsys.readouterr().out
+    assert "reserved 1.00 GiB memory for KV Cache as specified by kv_cache_memory_bytes" in out
+    assert "Overriding" not in out
+    assert "Available KV" not in out
+    assert main([*words[:2], command.replace("1G", "90G"), *words[3:]]) == 1
+    told = capsys.readouterr()
+    assert told.err.endswith("; it starts with no --kv-cache-memory-bytes\n")
+    assert "blocks-override" not in told.err + told.out
+
+
 def test_a_command_names_the_model_alone(capsys):
     """`--model` was dropped or taken without a word; a rank was text."""
     serve = ["--command", "vllm serve llama-3-8b --enable-lora --max-lora-rank 64"]
