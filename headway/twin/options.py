@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from headway.cli.options import Port, between, silent
 from simulator.util.errors import HeadwayError
 
-OBEYED = "--served-model-name", "--api-key"
+OBEYED = "--served-model-name", "--api-key", "--enable-auto-tool-choice", "--tool-call-parser"
 """Options of a server's command that are `serve`'s, too."""
 
 
@@ -25,11 +25,13 @@ class ServeOptions:
     ] = 1.0
     served_model_name: Annotated[
         list[str] | None,
-        silent("the model's name to clients (repeated: any of them) [default: the scenario's]"),
+        silent("the model's names to clients [default: the scenario's]"),
+        Parameter(consume_multiple=True),
     ] = None
     api_key: Annotated[
         list[str] | None,
-        silent("a key that clients must give (repeated: any) [default: VLLM_API_KEY, or none]"),
+        silent("keys, of which clients must give one [default: VLLM_API_KEY, or none]"),
+        Parameter(consume_multiple=True),
     ] = None
     startup_delay: Annotated[
         float,
@@ -45,6 +47,9 @@ class ServeOptions:
         silent('JSON: sites whose pages may ask, as browsers name them; or ["*"]', json_list=True),
     ] = None
 
+    parses_tools: Annotated[bool, Parameter(parse=False)] = True
+    """Whether a vLLM that is launched so takes tools; without a command all are taken."""
+
     def check(self) -> None:
         """Raise HeadwayError for an empty name, and for what is no origin of pages."""
         if not all(name.strip() for name in self.served_model_name or ()):
@@ -58,11 +63,16 @@ class ServeOptions:
         from simulator.launch.options import read_options
         from simulator.launch.words import find_command
 
-        said = {one.row.field: one.value for one in read_options(find_command(command))[1]}
+        found = find_command(command)
+        said = {one.row.field: one.value for one in read_options(found)[1]}
         given: dict[str, Any] = {
             field: getattr(self, field) or str(said.get(field) or "").split()
             for field in ("served_model_name", "api_key")
         }
+        auto, parser = said.get("enable_auto_tool_choice"), said.get("tool_call_parser")
+        if auto and not parser:
+            raise HeadwayError("--command: --enable-auto-tool-choice requires --tool-call-parser")
+        given["parses_tools"] = found.engine != "vllm" or bool(auto)
         return replace(self, **given)
 
 

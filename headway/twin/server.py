@@ -19,7 +19,7 @@ from typing import Any
 from headway.planning.runs import encode_csv
 from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
-from headway.twin.api.bodies import DetokenizeBody, TokenizeBody, refuse
+from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody, refuse
 from headway.twin.api.chat_template import own_template, read_template
 from headway.twin.api.cross_origin import allow, is_preflight, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
@@ -69,7 +69,10 @@ class Server:
         largest = min((one.size for one in features if isinstance(one, Images)), default=0)
         drawn = scenario.workload.generator.multimodal or {}
         laws = None if media is None else MediaLaws(drawn, media.limit_mm_per_prompt, largest)
-        reader = Reader(self.names, counter, spec.max_model_len, spec.model.vocab_size, laws)
+        counter.vocab_size = min(counter.vocab_size, spec.model.vocab_size)
+        tools = options.parses_tools or spec.model.family == "gpt_oss"
+        limits = spec.max_model_len, spec.model.vocab_size
+        reader = Reader(self.names, counter, *limits, laws, parses_tools=tools)
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
         self.admin = Admin(self.engine, self.api.failures) if options.admin else None
         if options.kv_events_config is not None:
@@ -127,7 +130,9 @@ class Server:
         if is_preflight(request):
             return preflight(self.origins, request)
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
-        refuse({"foreign": is_foreign(request, hosts, self.origins)})
+        if is_foreign(request, hosts, self.origins):
+            origin = request.headers.get("Origin")
+            raise BadRequestError.of("foreign", host=request.host, origin=origin)
         if request.path.startswith("/v1") and not self._has_key(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)

@@ -18,6 +18,11 @@ TOOL = {"type": "function", "name": "find", "parameters": SCHEMA}
 FORMAT = {"type": "json_schema", "name": "found", "schema": SCHEMA}
 
 
+@pytest.fixture(autouse=True)
+def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+
+
 def asked(**more: Any) -> dict[str, Any]:
     long = {"vllm_xargs": {"output_tokens": 20}, "max_output_tokens": 50}
     return {"input": "one two three", **long, **more}
@@ -88,6 +93,18 @@ def test_a_response_goes_on_from_an_earlier_one() -> None:
             cancel = await client.post(f"/v1/responses/{name}/cancel")
             assert cancel.status == status
 
+    served_by(play)
+
+
+def test_responses_are_kept_only_where_vllms_variable_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        first = await respond(client, store=True)
+        assert (await client.get(f"/v1/responses/{first['id']}")).status == 404
+        await respond(client, 404, previous_response_id=first["id"])
+
+    monkeypatch.delenv("VLLM_ENABLE_RESPONSES_API_STORE")
     served_by(play)
 
 

@@ -61,6 +61,7 @@ class Answer:
         self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
         self.head |= {"created": int(time.time()), "model": model}
         plain = wanted.logprobs is None and wanted.encode is None
+        self._is_open = False
         self._is_plain = plain and not wanted.continuous_usage
 
     def frame(self, choice: Choice) -> bytes:
@@ -116,7 +117,9 @@ class Answer:
         That of the last token says why it is the last, as vLLM's does: N chunks for N tokens.
         """
         first, is_last = count - new, count >= choice.last
-        out = b"" if first else self.open(choice)
+        out = b""
+        if not self._is_open:  # as vLLM, which begins all choices at once
+            out, self._is_open = b"".join(map(self.open, self.choices)), True
         return out + self.piece(choice, first, count, self.reason(choice) if is_last else None)
 
     def framed(self, choice: Choice, new: int, count: int) -> bytes:

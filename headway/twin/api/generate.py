@@ -84,8 +84,13 @@ class ApiServer:
         return read_types(body.chat(), ChatBody) if isinstance(body, CountTokensBody) else body
 
     def _said(self, wanted: Wanted, tokens: Sequence[int], index: int) -> tuple[Said, int]:
-        """Draw what an answer says, and how many tokens it would have; a seed draws it again."""
+        """Draw what an answer says, and how many tokens it would have.
+
+        A seed draws it again, as does greedy sampling.
+        """
         random, offset, seed = self._random, self._serial * 7919, wanted.asked.seed
+        if wanted.asked.temperature == 0:
+            seed = 0  # greedy: the same prompt has the same answer
         if seed is not None:
             numbers = self._seed, seed, hash(tuple(tokens)), index
             random = np.random.default_rng([number % 2**64 for number in numbers])
@@ -123,6 +128,8 @@ class ApiServer:
         self._turn_away()
         came = request["came"]
         wanted = self.reader.read(await self.body(request, kind))
+        if kind is not ResponsesBody:  # whose tools vLLM takes in any case
+            self.reader.check_tools(wanted.asked)
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
             wanted.client = client_name(request.headers["X-Client"], "X-Client")

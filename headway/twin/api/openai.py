@@ -90,6 +90,7 @@ class Reader:
     max_model_len: int
     vocab_size: int = MOST_TOKENS
     laws: MediaLaws | None = None  # of images and clips in a chat; None: they count nothing
+    parses_tools: bool = True
 
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
@@ -123,6 +124,18 @@ class Reader:
     def check_model(self, name: str) -> None:
         """Raise BadRequestError for the name of another model."""
         refuse({"model": name not in self.models}, model=name, known=", ".join(self.models))
+
+    def check_tools(self, chat: Body) -> None:
+        """Refuse tools as a vLLM without --enable-auto-tool-choice and --tool-call-parser."""
+        if self.parses_tools or not isinstance(chat, ChatBody):
+            return
+        choice: Any = chat.tool_choice
+        if "tool_choice" not in chat.model_fields_set:
+            choice = "auto" if chat.tools else None
+        refuse({"auto tools": choice == "auto"})
+        if choice not in (None, "none"):
+            name = '"required"' if choice == "required" else f'function "{choice.function.name}"'
+            raise BadRequestError.of("tool parser", choice=name)
 
     def _truncated(self, prompt: Prompt, asked: Body) -> Prompt:
         """Keep a part of a prompt: its last tokens, unless those of the other side are asked for.

@@ -1,5 +1,6 @@
 """OpenAI's Responses, as vLLM's server has them (0.33): /v1/responses."""
 
+import os
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, Literal
@@ -249,9 +250,10 @@ class ResponseAnswer(ChatAnswer):
 
 
 class Stored:
-    """The last responses, as of a vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, which keeps all."""
+    """The last responses, if VLLM_ENABLE_RESPONSES_API_STORE is 1; vLLM then keeps all."""
 
     def __init__(self) -> None:
+        self.keeps = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0") not in ("0", "")
         self._kept: dict[str, tuple[dict[str, Any], list[ChatMessage]]] = {}
 
     def get(self, name: str) -> tuple[dict[str, Any], list[ChatMessage]]:
@@ -269,7 +271,7 @@ class Stored:
 
     def keep(self, answer: ResponseAnswer) -> None:
         """Keep a response, unless its client does not want it kept."""
-        if not answer.body.store:
+        if not (self.keeps and answer.body.store):
             return
         told = [one for one in answer.chat.messages if one.role != "system"]
         choice = answer.choices[0]

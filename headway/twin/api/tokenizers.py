@@ -26,6 +26,8 @@ class TokenCounter:
 
     template: "ChatTemplate | None" = None
     """What makes prompts of chats; None: they are estimated."""
+    vocab_size = 2**31
+    """Tokens of words are below it: the model's, once it is known."""
 
     def __init__(self) -> None:
         self.words = [f" w{number}" for number in range(WORDS)]
@@ -33,7 +35,8 @@ class TokenCounter:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        return [zlib.crc32(word.encode("utf-8", "replace")) for word in text.split()]
+        most = self.vocab_size
+        return [zlib.crc32(word.encode("utf-8", "replace")) % most for word in text.split()]
 
     def pieces(self, text: str) -> list[str]:
         """Return the texts of its tokens."""
