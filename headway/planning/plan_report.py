@@ -210,7 +210,7 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
     low, high = row["capacity_low"], row["capacity_high"]
     more = f"--replications {4 * criteria.replications}"
     if best.best.seconds is not None and criteria.min_seconds is not None:
-        more = f"--min-duration {4 * criteria.min_seconds:g}"
+        more = f"--min-duration {4 * criteria.min_seconds:g} (s: runs of the search are shorter)"
     if low is None or high is None:
         yield f"  the interval ends beyond the loads that were tried: {more} tells where"
     elif high - low > WIDE * criteria.tolerance * row["capacity"]:

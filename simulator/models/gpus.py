@@ -154,8 +154,8 @@ def _find(name: str) -> Gpu:
         raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; did you mean {hint}?")
     from difflib import get_close_matches
 
-    order = dict.fromkeys([*get_close_matches(name.upper(), GPUS, cutoff=0.5), *GPUS])
-    raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; there are {', '.join(order)}")
+    known = ", ".join(dict.fromkeys([*get_close_matches(name.upper(), GPUS, cutoff=0.5), *GPUS]))
+    raise ScenarioError("gpu.name", f"no GPU {name!r}: add it to models/gpus.csv, or take {known}")
 
 
 def _chip(words: list[str]) -> list[str]:

@@ -69,7 +69,7 @@ def Field(  # noqa: N802
 
 WORDS: dict[Any, str] = {
     bool: "true or false",
-    int: "a whole number",
+    int: "a whole number such as 64",
     float: "a number",
     str: "text",
     list: "a list",

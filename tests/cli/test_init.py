@@ -89,7 +89,10 @@ def test_what_is_given_is_not_asked(folder, capsys, answers):
 
 WRONG = [
     (["--yes", "--model", "nope"], "--model nope: model: no file and no shipped model 'nope'"),
-    (["--yes", "--gpu", "H300"], "--gpu H300: gpu.name: no GPU 'H300' in the table"),
+    (
+        ["--yes", "--gpu", "H300"],
+        "--gpu H300: gpu.name: no GPU 'H300': add it to",
+    ),
     (["--yes", "--rate", "0"], "--rate 0: must be requests per second, more than 0"),
     (["--yes", "--rate=-1"], "--rate -1: must be requests per second, more than 0"),
     (["--yes", "--rate", "inf"], "--rate inf: must be requests per second, more than 0"),

@@ -32,7 +32,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: many}\n",
-        "s.yaml:2: engine.scheduling_policy.batch_size: must be a whole number, not 'many'",
+        "s.yaml:2: engine.scheduling_policy.batch_size: must be a whole number such as 64, not "
+        "'many'",
     ),
     (
         "cost: {kind: linear, base: 1e300}\n",
@@ -77,7 +78,7 @@ BAD = [
     ),
     (
         "gpu: {name: H300}\n",
-        "s.yaml:1: gpu.name: no GPU 'H300' in the table; there are H200, ...",
+        "s.yaml:1: gpu.name: no GPU 'H300': add it to models/gpus.csv, or take H200, ...",
     ),
     (
         "cost:\n  kind: linear\n  base: x\n  per_token: 0\n  per_context: 0\n",
@@ -119,7 +120,10 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
     [
         (
             "policy: static, batch_size: x, timeout: y",
-            ["batch_size: must be a whole number, not 'x'", "timeout: must be a number, not 'y'"],
+            [
+                "batch_size: must be a whole number such as 64, not 'x'",
+                "timeout: must be a number, not 'y'",
+            ],
         ),
         (
             "policy: static, batch_size: 0, timeout: -1",
@@ -138,7 +142,7 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         (
             "policy: 'order_of_mine:Mine', weight: 1e400, name: 3",
             [
-                "weight: must be a whole number, not inf",
+                "weight: must be a whole number such as 64, not inf",
                 "name: must be text, not 3",
                 "client: is missing; ...",
             ],

@@ -67,7 +67,7 @@ def test_an_override_can_mend_a_bad_file(write):
             "--set seed=[1: not YAML: while parsing a flow sequence, expected ',' or ']', but got "
             "'<stream end>'",
         ),
-        ("seed=x", "--set seed=x: seed: must be a whole number, not 'x'"),
+        ("seed=x", "--set seed=x: seed: must be a whole number such as 64, not 'x'"),
         (
             "engine.max_num_seq=4",
             "--set engine.max_num_seq=4: engine.max_num_seq: unknown key; did you mean "
@@ -199,7 +199,7 @@ def test_a_dict_is_as_good_as_a_file(write):
         ({"modell": "x"}, "scenario: modell: unknown key; did you mean model?"),
         ({"model": "tiny-test", 5: 6}, "scenario: 5: unknown key"),
         ({"model": "tiny-test", "workload": {"num_prompts": "many"}},
-         "scenario: workload.num_prompts: must be a whole number, not 'many'"),
+         "scenario: workload.num_prompts: must be a whole number such as 64, not 'many'"),
         ({"model": "tiny-test", "workload": {"trace": {"path": "no.csv"}}}, "no.csv: no such file"),
     ],
 )  # fmt: skip

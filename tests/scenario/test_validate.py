@@ -49,19 +49,19 @@ BAD = [
     ("engine: 12\n", "s.yaml:1: engine: must be a mapping of keys, not 12"),
     (
         "engine:\n  max_num_seqs: ten\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number, not 'ten'",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 'ten'",
     ),
     (
         "engine:\n  max_num_seqs: 1.5\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number, not 1.5",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 1.5",
     ),
     (
         "engine:\n  max_num_seqs: true\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number, not true",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not true",
     ),
     (
         "engine:\n  block_size:\n",
-        "s.yaml:2: engine.block_size: must be a whole number, not null",
+        "s.yaml:2: engine.block_size: must be a whole number such as 64, not null",
     ),
     ("engine:\n  max_num_seqs: 0\n", "s.yaml:2: engine.max_num_seqs: must be at least 1, not 0"),
     (

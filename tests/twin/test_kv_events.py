@@ -173,7 +173,7 @@ def test_what_cannot_be_is_told() -> None:
         ("[]", "must be a mapping of keys, not []"),
         ('{"endpoint": "x"}', "endpoint: must match (tcp|ipc)://.+, not 'x'"),
         ('{"publisher": null}', "publisher: must be 'zmq', not null"),
-        ('{"hwm": "many"}', "hwm: must be a whole number, not 'many'"),
+        ('{"hwm": "many"}', "hwm: must be a whole number such as 64, not 'many'"),
         ('{"port": 3}', "port: unknown key"),
     ):
         with pytest.raises(HeadwayError, match=f"^--kv-events-config: {re.escape(told)}"):

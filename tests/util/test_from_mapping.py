@@ -60,7 +60,7 @@ def test_good_values(values: dict, queue: Queue) -> None:
         ({"rate": True}, ["rate: must be a number, not true"]),
         ({"rate": float("nan")}, ["rate: must be a number, not nan"]),
         ({"rate": 10**400}, [f"rate: must be a number, not 1{'0' * 59}..."]),
-        ({"rate": 1, "places": 1.0}, ["places: must be a whole number, not 1.0"]),
+        ({"rate": 1, "places": 1.0}, ["places: must be a whole number such as 64, not 1.0"]),
         ({"rate": 1, "name": 3}, ["name: must be text, not 3"]),
         ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
         ({"rate": 0, "places": 0}, ["rate: 0 is not above 0", "places: 0 is less than 1"]),

@@ -222,7 +222,10 @@ def test_mixture_bounds(one, other, u, weight):
             "low: the distribution is not between low and high",
         ),
         ({"kind": "exponential", "mean": 0}, "mean: 0 is not above 0"),
-        ({"kind": "zipf", "alpha": 1, "high": 9.5}, "high: must be a whole number, not 9.5"),
+        (
+            {"kind": "zipf", "alpha": 1, "high": 9.5},
+            "high: must be a whole number such as 64, not 9.5",
+        ),
         ({"kind": "zipf", "alpha": 1, "high": 9, "low": 0}, "low: 0 is less than 1"),
         ({"kind": "zipf", "alpha": 1, "high": 10**8}, "high: 100000000 is more than 10 million"),
         ({"kind": "quantiles", "values": [5]}, "values: not 2 or more numbers"),
