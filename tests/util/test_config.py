@@ -86,7 +86,7 @@ class Shelf(Config):
         ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, not 3"]),
         ({"kind": "wid"}, ["kind: must be 'wide' or 'high', not 'wid'; did you mean wide?"]),
         ({"kind": 1, "count": "x"}, ["kind: must be 'wide' or 'high', not 1",
-                                   "count: must be a whole number or a list, not 'x'"]),
+                                   "count: must be a whole number such as 64 or a list, not 'x'"]),
         ({"title": " abcd "}, ["title: is longer than 3"]),
         ({"kind": "wide"}, ["blocks: a wide one has some"]),
     ],
