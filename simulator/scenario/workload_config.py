@@ -138,7 +138,11 @@ class WorkloadConfig(Config):
         if self.trace is not None and others:
             known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
             what = f"a trace has requests of its own; keys beside trace are {known}"
-            raise MappingError([((key,), what) for key in others])
+            if not others[1:]:
+                raise MappingError(others[0], what)
+            whole = f"--set 'workload={{trace: {{path: {self.trace.path}}}}}'"
+            what = f"has requests of its own, without {', '.join(others)}"
+            raise MappingError("trace", f"{what}; a command replaces these by {whole}")
         keys = self.given | {"max_concurrency": self.max_concurrency}
         self._generator = from_mapping(Generator, keys)
 

@@ -152,6 +152,7 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
         load.lines.append(("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info"))
     engines = {dict(labels).get("engine") for labels in infos}
     if len(engines) > 1:
+        load.engine["data_parallel_size"] = len(engines)
         load.lines.append(("engines", str(len(engines)), "each with such a cache; rate of all"))
     load.lines.append(("version, GPU", "not recorded", "vLLM's metrics do not have them"))
 

@@ -161,6 +161,11 @@ BAD = [
         "max_tokens, adapters, models, multimodal",
     ),
     (
+        "workload:\n  request_rate: 3\n  burstiness: 1\n  trace: {path: t.csv}\n",
+        "s.yaml:4: workload.trace: has requests of its own, without request_rate, burstiness; a "
+        "command replaces these by --set 'workload={trace: {path: t.csv}}'",
+    ),
+    (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'dynamo', "
         "'weka', 'agentic_mooncake', 'copilot', 'timed_trace', 'mooncake', 'llmservingsim', "

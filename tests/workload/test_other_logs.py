@@ -196,3 +196,6 @@ def test_what_the_requests_of_a_run_do_not_carry(tmp_path):
     assert "its run had failures: " in told
     assert "its run had router: prefix_hash: " in told
     assert "autoscaling" not in told
+    (tmp_path / "scenario.yaml").write_text("cluster:\n  router: session_hash\n")
+    with pytest.warns(HeadwayWarning, match="its run had router: session_hash: the file has no s"):
+        read_trace(tmp_path / "requests.csv")

@@ -70,7 +70,8 @@ def test_a_packed_file_reads_as_the_plain_one(put, pack):
         (bz2.compress(TEXT.encode())[:20] + b"xyz" * 30, "bz2: cut short or damaged"),
         (zipped(TEXT.encode() * 9, "t.csv")[:60], "zip: cut short or damaged"),
         (TEXT.encode("cp1252"), ":2: line: byte 0xf6 is not UTF-8; say its encoding"),
-        (TEXT.encode("utf-16-le"), ":1: line: has NUL bytes"),
+        (TEXT.encode("utf-16-le"), "(--encoding utf-16-le)"),
+        (TEXT.encode("utf-16-be"), "(--encoding utf-16-be)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "packed",  # its bytes have the time
 )
@@ -117,6 +118,11 @@ def test_an_encoding_may_be_told(put, capsys, monkeypatch):
             '{"arrival": 1751328001, "prompt_tokens": 5, "output_tokens": 3}\n',
             {},
             ":2: arrival: 1751328001 is the year 1970, others after 2000",
+        ),
+        (
+            "arrival,prompt_tokens,output_tokens\n2126-03-30T02:00:00Z,5,3\n",
+            {},
+            ":2: arrival: 4930509600000000000 is the year 2126",
         ),
         (
             PLAIN.format(1751328000000),

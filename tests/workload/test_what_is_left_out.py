@@ -183,11 +183,14 @@ def test_a_model_goes_before_its_provider(put):
         ("video_duration_s", "2", "have video"),
         *((name, "x.png", "have media without sizes") for name in ("image_url", "image_size")),
         ("type", "image", "have media without sizes"),
+        ("best_of", "4", "may have had more answers than they were given"),
+        ("messages", "[{'type': 'image_url'}]", "have media in their messages"),
+        ("gen_ai.input.messages", "[{'modality': 'image'}]", "have media in their messages"),
         ("modality", "Video", "have media without sizes"),
     ],
 )
 def test_names_like_those_of_what_changes_a_load(put, column, value, said):
-    _, all_said = told(put(f"{HEAD},{column}\n0,9,5,\n1,9,5,{value}\n"))
+    _, all_said = told(put(f"{HEAD},n,{column}\n0,9,5,1,\n1,9,5,1,{value}\n"))
     assert len(all_said) == 1
     assert all_said[0].startswith(f"{column}: requests that {said}")
     assert all_said[0].endswith(": 1")

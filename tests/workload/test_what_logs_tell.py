@@ -136,6 +136,61 @@ def test_cached_tokens_that_are_more_than_a_prompt_are_not_in_it(put, names, cel
     assert work.prompt_tokens.tolist() == [prompt]
 
 
+@pytest.mark.parametrize("names", ["cached_tokens_percent", "approx_cached_percent"])
+def test_a_share_that_was_cached_is_not_understood(put, names):
+    _, said = told(put(f"{HEAD},{names}\n0,9,5,80\n"))
+    assert said == [f"not understood, and without effect: {names}"]
+
+
+def test_a_total_that_contradicts_its_tokens_is_told(put):
+    _, said = told(put(f"{HEAD},total_tokens\n0,9,5,14\n1,9,5,99\n2,9,5,\n"))
+    assert said == ["total_tokens: requests whose tokens are not its sum, taken as they are: 1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "said"),
+    [
+        ("timestamp_ms", [1_764_500_000, 1_764_500_001], "are dates, if it counts seconds"),
+        ("timestamp_ms", [1_764_500_000_000, 1_764_500_000_500], ""),
+        ("timestamp_us", [0, 1_764_500_001], ""),
+        ("timestamp", [45991.5, 45991.75], "are a spreadsheet's dates, if it counts days"),
+        ("timestamp", [45991, 45992], ""),
+    ],
+)
+def test_arrivals_that_are_dates_in_another_unit(put, name, times, said):
+    rows = "".join(f"{one},9,5\n" for one in times)
+    _, all_said = told(put(f"{name},prompt_tokens,output_tokens\n{rows}"))
+    assert [one.startswith(f"{name}: {said}") for one in all_said] == [True] * bool(said)
+
+
+@pytest.mark.parametrize("key", ["request", "response", "body"])
+@pytest.mark.parametrize("csv", [True, False])
+def test_json_in_a_text_is_read_under_its_keys(put, key, csv):
+    """As an inference table has it: an adapter, and counts that are named."""
+    body = json.dumps({"model": "a", "usage": {"prompt_tokens": 600, "completion_tokens": 40}})
+    row = {"request_time": "2026-03-01 10:00:00", "took_ms": 5, key: body}
+    quoted = body.replace('"', '""')
+    text = f'request_time,took_ms,{key}\n2026-03-01 10:00:00,5,"{quoted}"\n'
+    found = {f: f"{key}.usage.{f}_tokens" for f in ("prompt", "completion")}
+    columns = f"arrival=request_time,prompt={found['prompt']},output={found['completion']}"
+    work, _ = told(put(text if csv else json.dumps(row)), columns=columns)
+    assert (work.prompt_tokens.tolist(), work.output_tokens.tolist()) == ([600], [40])
+    assert work.model == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("row", "took"),
+    [
+        ({"created_at": 0, "req_units": 9, "res_units": 5, "response_time": 1500}, 1.5),
+        ({"created_at": 0, "tokens_in": 9, "tokens_out": 5, "timings": {"latency": 1800}}, 1.8),
+        ({"msec": 9, "prompt_tokens": 9, "completion_tokens": 5, "request_time": 2}, 2.0),
+    ],
+)
+def test_how_long_gateways_took(put, row, took):
+    table = read_measured(put(json.dumps(row)), None, {})[1]
+    assert table.measured.e2el.tolist() == [took]
+
+
 def test_sglangs_json_log_dates_requests_by_their_ends(put):
     """An adapter, priorities, an abort; also after the lines of when each came."""
     lines = []

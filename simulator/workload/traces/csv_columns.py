@@ -18,7 +18,8 @@ from simulator.workload.traces.documents import (
     first_line,
     flat,
     line_blocks,
-    with_objects,
+    parquet_names,
+    parquet_rows,
 )
 from simulator.workload.traces.fields import COUNTS, PRIORITY, WORDS, Source, Sources, used_as
 from simulator.workload.traces.format import Format, Problems, Table
@@ -51,12 +52,14 @@ def json_rows(path: Path, problems: Problems) -> Iterator[Item]:
     for first, text in _blocks(path, number + 1, FIRST_BLOCK):
         numbers, columns = split(first, text)
         for at, *cells in zip(numbers, *columns, strict=True):
-            yield at, flat(with_objects(dict(zip(names, cells, strict=True))))
+            yield at, flat(dict(zip(names, cells, strict=True)))
 
 
 def json_keys(path: Path, names: Sequence[str]) -> list[str]:
-    """Return what the objects in the cells of a CSV's first row add to its columns."""
-    first: dict[str, object] = next(json_rows(path, Problems(path)), (0, {}))[1]
+    """Return what the objects in the cells of the first row of a table add to its columns."""
+    packed = parquet_names(path)
+    some = parquet_rows(path) if packed else json_rows(path, Problems(path))
+    first = flat(next(some, (0, {}))[1])
     return [name for name in first if name not in names]
 
 

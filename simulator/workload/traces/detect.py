@@ -36,7 +36,7 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
         raise missing_trace(path)
     packed = parquet_names(path)
     number, line = (1, "") if packed else first_line(path)
-    head = Head(columns=packed) if packed else _head(path, line)
+    head = Head(columns=(*packed, *json_keys(path, packed))) if packed else _head(path, line)
     for form in (FORMATS["requests"],) if packed else FORMATS.values():
         if form.detect(head):
             return form.name

@@ -25,7 +25,9 @@ BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns a
 PIECE_ROWS = 1 << 16  # of Parquet, likewise
 FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
-IN_JSON = re.compile(r"usage|metadata|metrics|tokens?$|details|attributes", re.IGNORECASE)
+IN_JSON = re.compile(
+    r"usage|metadata|metrics|tokens?$|details|attributes|^(request|response|body)$", re.IGNORECASE
+)
 """In a column's name, where what gateways export of a request is JSON as text."""
 DETAILS = ("promptTokensDetails", "prompt_tokens_details")
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -269,10 +271,12 @@ def with_objects(row: Mapping[str, Any]) -> dict[str, Any]:
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Bring what is nested up: under `usage.prompt_tokens` and, where that is free, the last name.
 
+    Also what is nested as JSON in a text.
+
     Lists stay as they are.
     """
-    found: dict[str, Any] = dict(row)
-    for key, value in row.items():
+    found = with_objects(row)
+    for key, value in [*found.items()]:
         if isinstance(value, Mapping):
             inner = sorted(_paths(value), key=len)
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}

@@ -41,8 +41,9 @@ FIELDS = {
 }  # fmt: skip
 """The names of columns that are known to hold each field, the first that is there taken; in lower
 case with `_` between words, for `startTime` and `Prompt tokens`, too."""
-IN_MS = {"native_tokens_prompt", "request_created_at"}
-"""Names of OpenRouter's and Helicone's exports, whose lengths of time are ms without saying so."""
+IN_MS = {"native_tokens_prompt", "request_created_at", "req_units", "timings_latency"}
+"""Names of exports (OpenRouter, Helicone, Portkey, Cloudflare) whose lengths of time are ms without
+saying so."""
 NEEDED = ("arrival", "prompt", "output")
 TELLABLE: str = NAMES["tellable"]
 """Fields that people name most."""
@@ -235,6 +236,7 @@ def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str]
                 what = f"{times[k]} is the year {year}: its unit is {unit}, "
                 others = "others are of this century"
                 return k, what + (others if dated.any() else f"say arrival=NAME:{unit}")
+        return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}"
     if dated.any() and (early := np.flatnonzero(seconds < EARLIEST)).size:
         k = int(early[0])
         return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}, others after 2000"

@@ -53,8 +53,9 @@ def make_table(
     asked = columns.get("asked", np.zeros(len(failed), np.int64))
     output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
     columns["output"] = output = np.where(asked > 0, asked, output)
+    plain = columns["prompt"] + output
     columns["prompt"] = _whole_prompts(columns, ledger)
-    _add_apart(columns)
+    _add_apart(columns, plain, ledger)
     output = columns["output"]
     broken, failed = failed & (asked > 0), failed & (asked <= 0)
     answered = np.flatnonzero((output > 0) & ~failed)
@@ -166,7 +167,7 @@ def _beside(columns: Columns) -> Ints:
     return found
 
 
-def _add_apart(columns: Columns) -> None:
+def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
     """Add to lengths what a log counts apart from them, as its totals show: cached, reasoning.
 
     Langfuse does so, and some servers of models that reason.
@@ -184,6 +185,9 @@ def _add_apart(columns: Columns) -> None:
         columns["prompt"] = columns["prompt"] + apart * prompt
         columns["output"] = columns["output"] + apart * output
         more = np.where(apart, 0, more)
+    if odd := int(((total > 0) & (more != 0) & (total != plain)).sum()):
+        name = ledger.name_of["total"]
+        ledger.note(f"{name}: requests whose tokens are not its sum, taken as they are", odd)
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:

@@ -131,7 +131,8 @@ def _check_text(path: Path, head: bytes) -> None:
         raise HeadwayError(f"{path}: is a tar archive; unpack it")
     marked = path in _ENCODINGS or head.startswith(tuple(MARKS))
     if 3 * head.count(0) > len(head) and not marked:
+        near = "utf-16-le" if head[0] else "utf-16-be"
         raise HeadwayError(
             f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be named, "
-            "as encoding: utf-16-le (--encoding utf-16-le)"
+            f"as encoding: {near} (--encoding {near})"
         )

@@ -131,8 +131,8 @@ def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
     beside = path.parent / "scenario.yaml"
     text = beside.read_text("utf-8", "replace") if beside.is_file() else ""
     for key, why in BY_CLOCK.items():
-        if re.search(rf"^ +{key}(?!: (?:null|\[\]|\{{\}}))", text, re.MULTILINE):
-            warnings.warn(f"{path}: its run had {key}: {why}", HeadwayWarning, stacklevel=4)
+        if had := re.search(rf"^ +({key})(?!: (?:null|\[\]|\{{\}}))", text, re.MULTILINE):
+            warnings.warn(f"{path}: its run had {had[1]}: {why}", HeadwayWarning, stacklevel=4)
 
 
 def workload_of(table: Table, arrival: Floats, source: str) -> Workload:

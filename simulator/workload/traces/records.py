@@ -7,7 +7,7 @@ a CSV; `make_table` works out the rest.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -20,6 +20,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.fields import (
     CLOCKS,
     COUNTS,
+    DATES,
     NAMES,
     NEEDED,
     NOTED,
@@ -57,6 +58,7 @@ CHANGING = {*NAMES["changing"].split(), *JUDGED, *NOTED}
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
 THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 SHOWN = 3  # words
+SHEET = (36_526, 73_050)  # 2000 and 2100, days of spreadsheets
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 
 
@@ -212,16 +214,26 @@ class Records:
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(path, columns, self.units, place, ledger, **gone)
         table.rows, table.images_counted = rows[table.rows], self.form.images_counted
-        arrival = self.sources.get("arrival")
-        if arrival is not None and arrival.per_second is None and len(table.time) > 1:
-            gap = np.ptp(table.time) / (len(table.time) - 1)
-            name = self._name("arrival")
-            if not gap and table.time[0]:
-                ledger.note(f"{name}: is the same of each request: all come at once")
-            if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
-                told = f"one request in more than {SLOW:g} s, if its times are seconds"
-                ledger.note(f"{name}: {told}; arrival={name}:ms says that they are not")
+        if "arrival" in self.sources and len(table.time) > 1:
+            for doubt in self._doubts(table.time, table.per_second):
+                ledger.note(f"{self._name('arrival')}: {doubt}")
         return table
+
+    def _doubts(self, times: Numbers, per_second: float) -> Iterator[str]:
+        """Yield why arrivals may count something else than what they are taken for."""
+        name, told = self._name("arrival"), self.sources["arrival"].per_second
+        gap, least, most = np.ptp(times) / (len(times) - 1), times.min(), times.max()
+        if told and per_second > 1 and DATES[0] < least and most < DATES[1]:
+            yield f"are dates, if it counts seconds; arrival={name}:s says that it does"
+        if told:
+            return
+        if not gap and times[0]:
+            yield "is the same of each request: all come at once"
+        if per_second == 1.0 and gap > SLOW and not (times % 1).any():
+            said = f"one request in more than {SLOW:g} s, if its times are seconds"
+            yield f"{said}; arrival={name}:ms says that they are not"
+        if per_second == 1.0 and SHEET[0] < least and most < SHEET[1] and gap % 1:
+            yield "are a spreadsheet's dates, if it counts days: export them as 2026-03-01 10:00:00"
 
     def _check_centuries(self, columns: Columns, place: Ints) -> None:
         """Refuse times that no request can have come or ended at."""

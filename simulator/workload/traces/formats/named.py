@@ -20,7 +20,6 @@ from simulator.workload.traces.documents import (
     parquet_rows,
     parse,
     read_text,
-    with_objects,
 )
 from simulator.workload.traces.fields import (
     Sources,
@@ -79,11 +78,11 @@ def json_requests(
 ) -> Iterator[Item]:
     """Yield the objects of a file, flat, each with its line; one with `needed` is a request."""
     if parquet_names(path):
-        yield from ((number, flat(with_objects(row))) for number, row in parquet_rows(path))
+        yield from ((number, flat(row)) for number, row in parquet_rows(path))
         return
     if is_json_lines(path):
         for row in rows(path, problems):
-            yield row.line, flat(with_objects(row.values))
+            yield row.line, flat(row.values)
         return
     text = read_text(path)
     whole = parse(path, text)
