@@ -24,7 +24,8 @@ Key = tuple[str, Labels]
 """A metric's name, and the labels of a series."""
 Series = dict[Key, list[tuple[float, float]]]
 """Times, s since 1970, and values."""
-SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?[\d.]+))?")
+NUMBER = r"[+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)"
+SAMPLE = re.compile(rf"([a-z_:][\w:]*)(?:\{{(.*)\}})?\s+({NUMBER})(?!\S)(?:\s+(-?[\d.]+))?", re.I)
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 GROWING = ("_total", "_sum", "_count", "_bucket")
 OLD_NAMES: Mapping[str, str] = NAMES["older names of metrics"]
@@ -114,16 +115,12 @@ def _scrape(path: Path, text: str) -> Series:
         if not line.strip() or line.startswith("#"):
             continue
         match = SAMPLE.match(line)
-        try:
-            value = float(match[3]) if match else None
-        except ValueError:
-            value = None
-        if match is None or value is None:
+        if match is None:
             raise HeadwayError(f"{path}:{number}: line: no metric of Prometheus: {line[:60]!r}")
         labels = tuple(sorted(LABEL.findall(match[2] or "")))
         name = OLD_NAMES.get(match[1], match[1])
         time = float(match[4]) if match[4] else 0.0
-        found.setdefault((name, labels), []).append((time, value))
+        found.setdefault((name, labels), []).append((time, float(match[3])))
     _check_vllm(path, found)
     return found
 

@@ -51,8 +51,8 @@ def test_spans_of_langfuses_sdk(put):
     with pytest.raises(HeadwayError, match=r"usage.*100\.5 is not a whole number"):
         read_trace(put(whole))
     damaged = text.replace(r'"{\"input\": 100,', '"{100,')
-    with pytest.raises(HeadwayError, match=r"usage.*'\{100,.* is not a whole number"):
-        read_trace(put(damaged))
+    with pytest.warns(HeadwayWarning, match="requests left out, which have no token counts: 1"):
+        assert lengths(read_trace(put(damaged))) == ([101, 102], [11, 12])
 
 
 def span(name, parent, tokens=None, **more):

@@ -70,6 +70,9 @@ def test_two_scrapes(put):
     told = {what: value for what, value, _ in load.lines}
     assert told["concurrency"].startswith("10.0 in flight")  # 300 times 2 s in 60 s
     assert told["KV cache"] == "16,000 tokens"
+    later.write_text(later.read_text() + INFO.replace('engine="0"', 'engine="1"'))
+    load = infer_load(read_metrics(first, later, 60.0), "b.txt")
+    assert "\n  data_parallel_size: 2\n" in scenario_text(load, None, ["b.txt"])
     os.utime(first, (1000, 1000))
     os.utime(later, (1100, 1100))
     assert read_metrics(first, later).seconds == 100

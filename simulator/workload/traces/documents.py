@@ -258,27 +258,20 @@ def objects_of(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def with_objects(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the JSON that is a text in a value, but for what clients and models wrote."""
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring what is nested up: under `usage.prompt_tokens` and, where that is free, the last name.
+
+    Also what is nested as JSON in a text, but for what clients and models wrote.
+
+    Lists stay as they are.
+    """
     found = dict(row)
     for key, value in row.items():
         if isinstance(value, str) and value[:1] == "{" and IN_JSON.search(key):
             with suppress(ValueError):
                 found[key] = parse_json(value)
-    return found
-
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring what is nested up: under `usage.prompt_tokens` and, where that is free, the last name.
-
-    Also what is nested as JSON in a text.
-
-    Lists stay as they are.
-    """
-    found = with_objects(row)
-    for key, value in [*found.items()]:
-        if isinstance(value, Mapping):
-            inner = sorted(_paths(value), key=len)
+        if isinstance(whole := found[key], Mapping):
+            inner = sorted(_paths(whole), key=len)
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
             for *path, deep in inner:
                 found.setdefault(path[-1].rpartition(".")[2], deep)

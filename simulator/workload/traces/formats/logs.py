@@ -34,8 +34,9 @@ from simulator.workload.traces.records import Records
 from simulator.workload.traces.values import is_plain
 
 LANGFUSE = "langfuse.observation."
-IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
-"""Attributes in which Langfuse's SDK writes JSON as text."""
+FIRST = f"{LANGFUSE}completion_start_time"
+"""The attribute in which Langfuse's SDK writes a date as JSON, in quotes."""
+OUTCOMES = ("status.code", "status.status_code", "level", f"{LANGFUSE}level")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 TRACES = ("traceId", "context.trace_id")
@@ -128,23 +129,10 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(one, dict) and isinstance(one.get("value"), dict)
         }
     found = flat({key: value for key, value in span.items() if key != "attributes"})
-    found |= attributes if isinstance(attributes, dict) else {}
-    for name in IN_JSON:
-        if isinstance(text := found.get(name), str):
-            try:
-                found |= flat({name: json.loads(text)})
-            except ValueError:  # told where its numbers are read
-                found |= {f"{name}.input": text, f"{name}.output": text}
-    for name in ("startTimeUnixNano", "endTimeUnixNano"):
-        if str(found.get(name, "")).isdigit():
-            found[name] = int(found[name])
-    status = (
-        found.get("status.code"),
-        found.get("status.status_code"),
-        found.get("level"),
-        found.get(f"{LANGFUSE}level"),
-    )
-    if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
+    found |= flat(attributes) if isinstance(attributes, dict) else {}
+    if isinstance(first := found.get(FIRST), str):
+        found[FIRST] = first.strip('"')
+    if any(found.get(name) in (2, "STATUS_CODE_ERROR", "ERROR") for name in OUTCOMES):
         found["failed"] = "error"
     return found
 
@@ -182,15 +170,10 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, An
 
 def is_span(head: Head) -> bool:
     """Return whether a file begins with a span, or with a page of them."""
-    first: Mapping[str, Any] = head.first
-    page = first.get("data")
-    if isinstance(page, list) and page and isinstance(page[0], dict):
-        first = page[0]
-    if "resourceSpans" in first or (
-        "traceId" in first and {"startTime", "startTimeUnixNano"} & first.keys()
-    ):
+    first = next(iter(objects_of(head.first, "data")), head.first)
+    if "traceId" in first and {"startTime", "startTimeUnixNano"} & first.keys():
         return True
-    return "context" in first and "attributes" in first
+    return "resourceSpans" in first or {"context", "attributes"} <= first.keys()
 
 
 DATE, ASKED, PAIR = (PATTERNS[name] for name in ("date", "asked", "pair"))

@@ -51,7 +51,7 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
         found = sources or _by_names(header(line), f"{path}:{number}")
         return read_csv(path, form, found, named=named)
     problems = Problems(path)
-    needed = {"prompt": sources["prompt"].names} if sources else None
+    needed = sources["prompt"].names if sources else ()
     of_csv = line[0] not in "{["
     some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
     requests = _once(problems, list(some))
@@ -73,10 +73,8 @@ def _by_names(names: Sequence[str], place: str) -> Sources:
     return sources
 
 
-def json_requests(
-    path: Path, problems: Problems, needed: Mapping[str, Sequence[str]] | None = None
-) -> Iterator[Item]:
-    """Yield the objects of a file, flat, each with its line; one with `needed` is a request."""
+def json_requests(path: Path, problems: Problems, needed: Sequence[str] = ()) -> Iterator[Item]:
+    """Yield the objects of a file, flat, with their lines; one with a key of `needed` is one."""
     if parquet_names(path):
         yield from ((number, flat(row)) for number, row in parquet_rows(path))
         return
@@ -110,11 +108,11 @@ def _once(problems: Problems, found: list[Item]) -> list[Item]:
     return [*answers.values()]
 
 
-def _is_request(values: dict[str, object], needed: Mapping[str, Sequence[str]] | None) -> bool:
+def _is_request(values: dict[str, object], needed: Sequence[str]) -> bool:
     found = flat(values)
-    if needed is None:
-        return has_requests(found) or not list_of_objects(values)
-    return all(any(name in found for name in names) for names in needed.values())
+    if needed:
+        return not found.keys().isdisjoint(needed)
+    return has_requests(found) or not list_of_objects(values)
 
 
 def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:
