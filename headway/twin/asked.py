@@ -1,7 +1,7 @@
 """Requests as clients asked for them, and the workload that they make."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 
 import numpy as np
@@ -28,6 +28,8 @@ class Asked:
     answer: str = ""  # the id that its client sees
     arrival: float = 0.0  # simulated s
     cancel_after: float = nan  # s; NaN: its client has not hung up
+    n: int = 1  # answers to its prompt, each of which is a request
+    ended: list[int] = field(default_factory=list)  # tokens of those that have ended; all share it
 
 
 def workload_of(asked: Sequence[Asked]) -> Workload:

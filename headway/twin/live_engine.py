@@ -46,6 +46,7 @@ class Stream:
     """A request that somebody waits for."""
 
     request: Request
+    asked: Asked
     sent_at: float  # simulated s
     on_tokens: Callable[[int, int], None]  # new ones, all so far
     on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
@@ -161,7 +162,7 @@ class LiveEngine:
             door.enter(request)
         self.sent[request.id] = now
         self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
-        stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
+        stream = self.streams[request.id] = Stream(request, asked, now, on_tokens, on_end)
         if due is not None:
             stream.lead = max(now - due, 0.0)
             stream.ahead = stream.lead + 2 * self.clock.usual_delay()
@@ -194,7 +195,8 @@ class LiveEngine:
         core = self.cores[0]
         why = "" if core.door is None else core.door.refuses(self.env.now, count)
         if why:
-            kept_out = Stream(self._take_in(asked), self.env.now, _ignore, _ignore, core)
+            request, now = self._take_in(asked), self.env.now
+            kept_out = Stream(request, asked, now, _ignore, _ignore, core=core)
             self._record_left(kept_out, REJECTED)
             self._prune()
         return why
@@ -211,8 +213,7 @@ class LiveEngine:
         if self.streams.pop(request.id, None) is not None:
             self.tell(stream, stream.sent, self.env.now)  # those that went out ahead
             self.moved(stream, None)
-            asked = self._asked[request.id - self._first]
-            asked.cancel_after = self.env.now - stream.sent_at
+            stream.asked.cancel_after = self.env.now - stream.sent_at
             self._cancel(request)
             self._record_left(stream)
             self._forget(request)

@@ -44,6 +44,7 @@ class _Counts:
     def __init__(self, longest: int) -> None:
         self.values: Counter[tuple[str, str]] = Counter()  # by family, and value of its label
         self.seen: set[Media] = set()  # images and clips of prompts
+        self.tokens = 0  # that the steps so far have computed or generated, once one has come out
         self.drafted = -1.0  # s, when the last step with drafts began
         kinds = histogram_kinds(longest, ("run", "server"))
         self.histograms = {name: Histogram(name, *kind) for name, kind in kinds.items()}
@@ -82,8 +83,11 @@ class LiveMetrics:
 
     def _step(self, core: EngineCore, step: Step) -> None:
         counts = self.counts[core]
-        tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
-        counts.histograms["iteration_tokens_total"].observe(float(tokens))
+        tokens = counts.values["generation_tokens_total", ""]
+        tokens += counts.values["prompt_tokens_by_source_total", "local_compute"]
+        if tokens > counts.tokens:  # as vLLM, which sees no step without an output
+            counts.histograms["iteration_tokens_total"].observe(tokens - counts.tokens)
+            counts.tokens = tokens
         if step.drafts:
             last = np.frombuffer(bytes(core.log.draft_rows[-DRAFT.itemsize :]), DRAFT)
             if last.size and last["start"][0] != counts.drafted:  # else all of them had ended
@@ -115,25 +119,28 @@ class LiveMetrics:
             return
         counts, request = self.counts[stream.core], stream.request
         counts.add("num_preemptions", request.preemptions)
-        counts.add("request_success", 1, reason)
         if reason == ABORT or request.finish < 0:
-            return
+            return  # vLLM forgets them, too
+        counts.add("request_success", 1, reason)
         first, decode = request.first_token, request.finish - request.first_token
-        for name, value in (
-            ("request_prompt_tokens", request.prompt_tokens),
-            ("request_generation_tokens", request.generated),
-            ("request_time_per_output_token_seconds", decode / max(request.generated - 1, 1)),
-            ("e2e_request_latency_seconds", request.finish - stream.sent_at),
-            ("request_queue_time_seconds", request.first_scheduled - stream.sent_at),
-            ("request_inference_time_seconds", request.finish - request.first_scheduled),
-            ("request_prefill_time_seconds", first - request.first_scheduled),
-            ("request_decode_time_seconds", decode),
-            ("request_max_num_generation_tokens", request.generated),
-            ("request_params_n", 1),
-            ("request_params_max_tokens", request.max_tokens or self.engine.spec.max_model_len),
-            ("request_num_preemptions", request.preemptions),
-            ("request_prefill_kv_computed_tokens", request.prompt_tokens - request.cached),
-        ):
+        values = {
+            "request_prompt_tokens": request.prompt_tokens,
+            "request_generation_tokens": request.generated,
+            "request_time_per_output_token_seconds": decode / max(request.generated - 1, 1),
+            "e2e_request_latency_seconds": request.finish - stream.sent_at,
+            "request_queue_time_seconds": request.first_scheduled - stream.sent_at,
+            "request_inference_time_seconds": request.finish - request.first_scheduled,
+            "request_prefill_time_seconds": first - request.first_scheduled,
+            "request_decode_time_seconds": decode,
+            "request_params_max_tokens": request.max_tokens or self.engine.spec.max_model_len,
+            "request_num_preemptions": request.preemptions,
+            "request_prefill_kv_computed_tokens": request.prompt_tokens - request.cached,
+        }
+        (asked := stream.asked).ended.append(request.generated)
+        if len(asked.ended) == asked.n:  # once for all answers to a prompt
+            values |= {"request_max_num_generation_tokens": max(asked.ended)}
+            values |= {"request_params_n": asked.n}
+        for name, value in values.items():
             counts.histograms[name].observe(float(value))
 
     def text(self) -> str:
@@ -169,7 +176,9 @@ class LiveMetrics:
         lines += _family("process_start_time_seconds", "gauge", about, {"": self.started})
         rows = {f'quantile="{q[1:]}"': late[q] / 1e3 for q in late}
         about = "Wall time by which tokens of steps are late."
-        return "\n".join([*lines, *_family("headway:late_seconds", "gauge", about, rows), ""])
+        lines += _family("headway:late_seconds", "gauge", about, rows)
+        about, rows = "Simulated seconds per second.", {"": self.engine.clock.speed}
+        return "\n".join([*lines, *_family("headway:speed", "gauge", about, rows), ""])
 
     def _cache_config(self, core: EngineCore, number: int) -> str:
         engine, blocks = self.engine.scenario.engine, core.scheduler.blocks

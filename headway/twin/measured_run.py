@@ -168,7 +168,8 @@ def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
         "max_concurrency": workload.max_concurrency,
         "duration": span,
         "completed": len(good),
-        "failed": len(found.requests) - len(good),
+        "failed": found.failed,
+        "hung_up": len(found.requests) - len(good) - found.failed,
         "total_input_tokens": asked,
         "total_output_tokens": tokens,
         "total_cached_tokens": sum(one.cached for one in good),
@@ -247,7 +248,9 @@ def table(found: Replayed, workload: Workload) -> str:
             f"warning: /metrics: {found.unseen}: the server's queue, KV cache and prefix hits are "
             f"{since}not known"
         )
-    if causes := [one.error for one in found.requests if one.error]:
+    if told["hung_up"]:
+        lines.append(f"repeated hang-ups, not in these figures: {told['hung_up']:,}")
+    if causes := [one.error for one in found.requests if one.failed]:
         lines.append(
             f"failed requests, not in these figures: {len(causes):,}; the first: {causes[0]}"
         )

@@ -37,8 +37,8 @@ def with_session(option: str, url: str, seconds: float, play: Callable[[Any], Aw
             except HeadwayError:
                 raise
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                reason = str(error) or "it does not answer in time"
-                raise HeadwayError(f"{option}: {url}: cannot be reached: {reason}") from None
+                why = getattr(error, "strerror", None) or str(error) or "it does not answer in time"
+                raise HeadwayError(f"{option}: {url}: cannot be reached: {why}") from None
 
     return asyncio.run(run())
 

@@ -45,6 +45,11 @@ class Answered:
     gaps: "array[float]" = field(default_factory=lambda: array("d"))  # s, between its chunks
     error: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is no answer, for another reason than that its client was to hang up."""
+        return bool(self.error) and not self.error.startswith(HUNG_UP)
+
 
 @dataclass(slots=True)
 class Replayed:
@@ -63,8 +68,8 @@ class Replayed:
 
     @property
     def failed(self) -> int:
-        """Requests without an answer, those apart whose client was to hang up."""
-        return sum(bool(one.error) and not one.error.startswith(HUNG_UP) for one in self.requests)
+        """Requests that failed."""
+        return sum(one.failed for one in self.requests)
 
 
 def replay(
@@ -286,7 +291,7 @@ def _plain(error: Exception) -> str:
         what = "the server takes no connections"
     elif isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientConnectionError):
         what = "the server broke the connection"
-    return f"{what}: {error}"[:200]
+    return f"{what}: {getattr(error, 'strerror', None) or error}"[:200]
 
 
 def prompt_of(

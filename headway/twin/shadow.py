@@ -101,6 +101,9 @@ def read_poll(text: str, time: float) -> Poll:
         raise HeadwayError(f"--url: no metric of Prometheus: {error}") from None
     if isnan(found.total("num_requests_running")):
         raise HeadwayError("--url: no vllm:num_requests_running: are these vLLM's /metrics?")
+    for _, speed in found.values["headway:speed"]:
+        if speed != 1:
+            raise HeadwayError(f"--url: headway serve has --speed {speed:g}: shadow needs 1")
     usage = [value for _, value in found.values["vllm:kv_cache_usage_perc"]]
     values = {name: found.total(metric, 0.0) for name, metric in METRICS.items()}
     values["kv_usage"] = 100 * sum(usage) / len(usage) if usage else nan
@@ -374,7 +377,9 @@ def conclusion(verdict: Verdict) -> str:
             "the start; watch longer"
         )
     if not verdict.parted:
-        return f"server and simulation agree in {len(verdict.windows)} windows"
+        count, starred = len(verdict.windows), sum(bool(one.apart) for one in verdict.windows)
+        more = "; no two in a row have the same star" if starred else ""
+        return f"server and simulation agree in {count - starred} of {count} windows{more}"
     told = [
         f"{name.replace('_', ' ')} since {window.start:.0f} s (server {window.server[name]:.1f}, "
         f"simulation {window.simulation[name]:.1f})"

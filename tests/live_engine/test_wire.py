@@ -56,7 +56,7 @@ NEWER = {"prompt_cache_options", "prompt_cache_key", "prompt_cache_retention", "
 """Keys of responses that vLLM has from 0.33 on; the live one is 0.32."""
 ONLY_LIVE = ("http_", "process_", "python_", "vllm:estimated_")
 """Beginnings of names of metrics that vLLM alone has; and each `_created`."""
-ONLY_TWIN = {"headway:late_seconds"}
+ONLY_TWIN = {"headway:late_seconds", "headway:speed"}
 
 
 @pytest.fixture(scope="module")

@@ -115,3 +115,41 @@ def test_a_refusal_names_the_host() -> None:
         assert card["owned_by"] == "vllm"
 
     served_by(play)
+
+
+def test_what_vllm_reads_and_the_twin_does_not_is_named() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        guided = {"guided_choice": ["a"], "length_penalty": 2.0, "mm_processor_kwargs": {"a": 1}}
+        for path, body, names in (
+            ("/v1/chat/completions", {**CHAT, **guided}, [*guided]),
+            ("/v1/chat/completions", {**CHAT, "length_penalty": 1.0, "functions": []}, []),
+            ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, ["web_search"]),
+        ):
+            answer = await client.post(path, json=body)
+            ignored = answer.headers.get("X-Headway-Ignored", "")
+            assert {*ignored.split(", ")} == set(names or [""])
+        answer = await client.post("/v1/responses", json={"input": "a", "tools": [{"type": "a\n"}]})
+        assert answer.status == 400
+
+    served_by(play)
+
+
+def test_calls_and_echoes_tell_how_likely_their_tokens_are() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        body = {**CHAT, "tools": TOOLS, "tool_choice": "required", "max_tokens": 40}
+        body |= {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+        (choice,) = (await (await client.post("/v1/chat/completions", json=body)).json())["choices"]
+        tokens = [one["token"] for one in choice["logprobs"]["content"]]
+        assert len(choice["token_ids"]) == len(tokens)
+        (call,) = json.loads("".join(tokens))
+        assert call["name"] == "look_up"
+        assert call["parameters"] == json.loads(
+            choice["message"]["tool_calls"][0]["function"]["arguments"]
+        )
+        asked = {"prompt": "one two three", "echo": True, "logprobs": 2, "max_tokens": 2}
+        (choice,) = (await (await client.post("/v1/completions", json=asked)).json())["choices"]
+        tops = choice["logprobs"]["top_logprobs"]
+        assert tops.pop(0) is None
+        assert [len(top) for top in tops] == [2] * 4
+
+    served_by(play)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -51,6 +52,32 @@ def test_metrics_count_what_was_served() -> None:
         assert value(itl, f"{itl}_count") == 20
         assert value(itl, f"{itl}_sum") == pytest.approx(20e-3 * summary["mean_itl_ms"])
         assert value("vllm:num_requests_running", "vllm:num_requests_running") == 0
+
+    served_by(play)
+
+
+def test_metrics_count_answers_to_one_prompt_as_vllm_does() -> None:
+    """Once by `n`, and each by its tokens; what its client has left not at all."""
+
+    async def play(client: ClientSession, _: Server) -> None:
+        left = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with client.post("/v1/completions", json=left) as response:
+            await response.content.readline()
+        for n in (1, 3):
+            body = {"prompt": [PROMPT, PROMPT + " more"], "max_tokens": 4, "n": n}
+            await client.post("/v1/completions", json={**body, "ignore_eos": True})
+        text = await (await client.get("/metrics")).text()
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        found = Counter[str]()
+        for one in samples:
+            found[one.name.removeprefix("vllm:")] += one.value
+        assert found["request_success_total"] == found["e2e_request_latency_seconds_count"] == 8
+        assert found["request_generation_tokens_sum"] == 32
+        for name, total in (("params_n", 8), ("max_num_generation_tokens", 16)):
+            assert found[f"request_{name}_count"] == 4, name
+            assert found[f"request_{name}_sum"] == total, name
+        computed = found["prompt_tokens_total"] + found["generation_tokens_total"]
+        assert abs(found["iteration_tokens_total_sum"] - computed) <= 1
 
     served_by(play)
 

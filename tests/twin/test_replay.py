@@ -303,6 +303,10 @@ def test_clients_hang_up_where_the_trace_says_so(
     trace.write_text(line % (0, 4, "") + line % (0.1, 1500, ', "cancel_after": 0.5'))
     done = headway("replay", str(trace), "--url", served[1], "--out", str(tmp_path / "out"))
     assert "1 of 2 requests answered" in done.stdout
+    assert "repeated hang-ups, not in these figures: 1" in done.stdout
+    assert "failed requests" not in done.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["failed"], summary["hung_up"]) == (0, 1)
     (error,) = pd.read_csv(tmp_path / "out" / "errors.csv").error
     assert error.startswith("the client hung up after 0.5")
     assert [*served[0].result().requests.finish_reason] == ["length", "unfinished"]

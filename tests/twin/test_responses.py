@@ -87,6 +87,8 @@ def test_a_response_goes_on_from_an_earlier_one() -> None:
         assert third["usage"]["input_tokens"] == 26 + 20 + 3
         kept = await (await client.get(f"/v1/responses/{second['id']}")).json()
         assert kept == second
+        streamed = await client.get(f"/v1/responses/{second['id']}?stream=true")
+        assert streamed.status == 400
         lost = await respond(client, 404, previous_response_id=third["id"])
         assert lost["error"]["message"] == f"Response with id '{third['id']}' not found."
         for status, name in ((400, second["id"]), (404, third["id"])):

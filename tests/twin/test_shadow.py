@@ -14,6 +14,7 @@ pytest.importorskip("aiohttp")
 
 from headway.report.prometheus import histogram_kinds
 from headway.twin.shadow import (
+    ROWS,
     NoTrafficError,
     Poll,
     Verdict,
@@ -131,6 +132,20 @@ def test_lengths_have_the_sum_of_their_histogram() -> None:
     assert len(lengths(after, after)) == 0
     single = np.array([10.0, 20.0, np.inf]), np.array([2.0, 1.0, 0.0]), 5.0 + 7 + 17
     assert lengths(before, single).sum() == 24
+
+
+def test_a_star_in_one_window_is_no_agreement_there() -> None:
+    values = dict.fromkeys(ROWS, 1.0)
+    windows = [Window(0.0, 10.0, 5, values, values, apart) for apart in ({}, {"running": 1}, {})]
+    told = conclusion(Verdict(windows))
+    assert told.startswith("server and simulation agree in 2 of 3 windows; no two in a row")
+
+
+def test_a_server_on_another_clock_is_refused() -> None:
+    text = 'vllm:num_requests_running{engine="0"} 1.0\nheadway:speed %s\n'
+    read_poll(text % "1.0", 0.0)
+    with pytest.raises(HeadwayError, match="--speed 10: shadow needs 1"):
+        read_poll(text % "10.0", 0.0)
 
 
 def test_what_is_not_vllms_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -62,6 +62,7 @@ class Answer:
         self.head |= {"created": int(time.time()), "model": model}
         plain = wanted.logprobs is None and wanted.encode is None
         self._is_open = False
+        self.ended = defaultdict[int, list[int]](list)  # tokens, by prompt
         self._is_plain = plain and not wanted.continuous_usage
 
     def frame(self, choice: Choice) -> bytes:
@@ -199,10 +200,8 @@ class Answer:
             return None
         echo = [] if first else [*choice.prompt.echo]
         tokens = said.tokens(first, last)
-        tops: list[Any] = [
-            said.logprobs(number, max(most, 1)) for number in range(first, first + len(tokens))
-        ]
-        tops = [dict.fromkeys([token], said.likelihood) for token in echo] + tops
+        tops: list[Any] = [said.likeliest(one, k, max(most, 1)) for k, one in enumerate(echo)]
+        tops += [said.logprobs(first + k, max(most, 1)) for k in range(len(tokens))]
         tokens = echo + tokens
         values: list[float | None] = [top[one] for top, one in zip(tops, tokens, strict=True)]
         if echo:

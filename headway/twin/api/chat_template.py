@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from headway.twin.api.bodies import BadRequestError, ChatBody
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import read_text
 
 
 class ChatTemplate:
@@ -109,6 +110,6 @@ def own_template(folder: Path) -> ChatTemplate | None:
 
 def _text(path: Path, option: str) -> str:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{option}: {path}: cannot be read: {error}") from None
+        return read_text(path)
+    except HeadwayError as error:
+        raise HeadwayError(f"{option}: {error}") from None

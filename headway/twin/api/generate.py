@@ -190,7 +190,8 @@ class ApiServer:
         wanted, size = answer.wanted, len(choice.prompt.tokens)
         asked = Asked(size, choice.length, wanted.max_tokens, wanted.client)
         asked.priority, asked.hint = wanted.priority, wanted.hint
-        asked.answer = answer.head["id"]
+        asked.answer, asked.n = answer.head["id"], wanted.asked.n or 1
+        asked.ended = answer.ended[choice.index // asked.n]
         salt = wanted.asked.cache_salt or ""
         asked.segments = choice.prompt.segments(self.engine.block_size, salt)
         return asked
@@ -266,7 +267,10 @@ class ApiServer:
 
     async def response(self, request: web.Request) -> web.Response:
         """Return a response that is kept."""
-        return web.json_response(self.responses.get(request.match_info["id"])[0])
+        found, _ = self.responses.get(name := request.match_info["id"])
+        if request.query.get("stream", "").lower() in {"true", "1"}:
+            raise BadRequestError.of("events", value=name)  # only of responses in the background
+        return web.json_response(found)
 
     async def cancel_response(self, request: web.Request) -> web.Response:
         """Refuse to cancel a response: there is none in the background."""

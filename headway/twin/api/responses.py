@@ -3,11 +3,13 @@
 import os
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Open, Sampling, refuse
-from headway.twin.api.openai import NOT_SIMULATED, compact
+from headway.twin.api.openai import NOT_SIMULATED, USUAL, compact
 
 KEPT = 1000  # responses that a later one may go on from
 LOGPROBS = "message.output_text.logprobs"
@@ -28,7 +30,7 @@ class Item(Open):
 class ResponseTool(Open):
     """A tool that the model may use: a function, or one of the server's own."""
 
-    type: str
+    type: Annotated[str, Field(pattern="^[a-z0-9_]{1,40}$")]
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -78,7 +80,7 @@ class ResponsesBody(Sampling):
         self._check()
         extra = self.model_extra or {}
         found: dict[str, Any] = self.model_dump(include=PASSED, exclude_unset=True)
-        found |= {name: value for name, value in extra.items() if name in NOT_SIMULATED}
+        found |= {name: extra[name] for name in extra.keys() & {*NOT_SIMULATED, *USUAL}}
         found |= {"response": self, "max_output_tokens": self.max_output_tokens}
         if self.truncation == "auto":
             found["truncate_prompt_tokens"] = -1
@@ -151,6 +153,7 @@ class ResponseAnswer(ChatAnswer):
         assert isinstance(self.wanted.asked, ResponseChat)
         self.chat, self.body = self.wanted.asked, self.wanted.asked.response
         self.numbers = count()
+        self.wanted.notes += [one.type for one in self.body.tools if one.type != "function"]
         self._is_plain = False  # each event has a number
         self.head["id"] = self.wanted.request_id or f"resp_{self.head['id']}"
         self.item = {"item_id": self._item("", "in_progress")["id"], "output_index": 0}

@@ -28,13 +28,13 @@ class Said:
         self.words, self.offset = words, offset
         self.likelihood = -log(len(words))  # of a word
         self.pieces: list[str] | None = None
-        self.free = range(2**31)  # the tokens that could be any word
+        self.free = self.shown = range(2**31)  # the tokens that could be any word; that are told
         self.call = ""
         self.stop: str | None = None  # the stop string that ended it
 
     def text(self, first: int, last: int) -> str:
-        """Return the texts of the tokens from number `first` up to `last`."""
-        return "".join(self.tokens(first, last))
+        """Return what is told of the tokens from number `first` up to `last`."""
+        return "".join(self.tokens(max(first, self.shown.start), min(last, self.shown.stop)))
 
     def tokens(self, first: int, last: int) -> list[str]:
         """Return the texts of these tokens, one by one."""
@@ -48,18 +48,23 @@ class Said:
         (own,) = self.tokens(number, number + 1)
         if number not in self.free:
             return {own: 0.0}
+        return self.likeliest(own, number, most)
+
+    def likeliest(self, own: str, number: int, most: int) -> dict[str, float]:
+        """Return so many texts, `own` first, which could be token number `number` as well."""
         count, at = len(self.words), self.offset + number
         others = (self.words[(at + more) % count] for more in range(1, min(most, count)))
         return dict.fromkeys([own, *others], self.likelihood)
 
     def fix(self, text: FixedText, length: int, counter: TokenCounter) -> int:
         """Say a guided text, with words up to `length` tokens; return how many tokens it has."""
-        hidden = [[""] * len(counter.pieces(part)) if part else [] for part in text.hidden]
+        hidden = [counter.pieces(part) for part in text.hidden]
         before = [*hidden[0], *counter.pieces(text.before)]
         after = [*counter.pieces(text.after), *hidden[1]]
         room = max(length - len(before) - len(after), 0) if text.after else 0
         self.free, self.call = range(len(before), len(before) + room), text.call
         self.pieces = [*before, *self.tokens(0, room), *after]
+        self.shown = range(len(hidden[0]), len(self.pieces) - len(hidden[1]))
         return len(self.pieces)
 
     def stop_at(self, stops: Sequence[str], least: int, length: int, *, keep: bool) -> int:

@@ -62,7 +62,7 @@ class BpeTokens(TokenCounter):
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
-            raise HeadwayError(f"--tokenizer: {path}: {error}") from None
+            raise HeadwayError(f"--tokenizer: {path}: {error} (see headway tokenizer)") from None
         self.words = [*islice(self._single_words(), WORDS)]
         text = "".join(self.words[:TRIAL])
         if not self.words or len(self.encode(text)) != min(TRIAL, len(self.words)):

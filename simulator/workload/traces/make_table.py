@@ -272,7 +272,8 @@ def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
 
 def _add_cuts(table: Table, columns: Columns) -> None:
     """Tell of answers that are longer than what their clients allow."""
-    if table.max_tokens is None or "asked" in columns:
+    own = table.ledger.name_of.get("output") == "output_length"  # Headway's: cut as it was served
+    if table.max_tokens is None or "asked" in columns or own:
         return
     over = np.where(table.max_tokens > 0, table.output - table.max_tokens, 0)
     if (over > 0).any():
