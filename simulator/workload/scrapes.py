@@ -144,9 +144,12 @@ def _matrix(path: Path, text: str) -> Series:
             points = [(float(time), float(value)) for time, value in one["values"]]
         except (TypeError, KeyError, ValueError, AttributeError):
             raise HeadwayError(f"{path}:1: data.result[{k}]: no metric with values") from None
-        name = metric.pop("__name__", "")
-        labels = tuple(sorted((n, v) for n, v in metric.items() if n not in {"job", "instance"}))
-        found.setdefault((OLD_NAMES.get(name, name), labels), []).extend(points)
+        name = OLD_NAMES.get(told := metric.pop("__name__", ""), told)
+        labels = tuple(sorted(p for p in metric.items() if p[0] not in {"job", "instance"}))
+        old = found.get((name, labels))
+        if old and points and min(old) <= max(points) and min(points) <= max(old):
+            labels = tuple(sorted(metric.items()))  # a server beside it, not a later start of it
+        found.setdefault((name, labels), []).extend(points)
     _check_vllm(path, found)
     return found
 

@@ -64,8 +64,7 @@ def infer_load(metrics: Metrics, place: str) -> Load:
         mean = _mean(metrics, metric)
         if not isnan(mean):
             add((f"mean {name}", f"{mean * 1e3:,.1f} ms", metric))
-    queries = metrics.total("vllm:prefix_cache_queries_total")
-    if queries:
+    if queries := metrics.total("vllm:prefix_cache_queries_total"):
         hits = (metrics.total("vllm:prefix_cache_hits_total") or 0.0) / queries
         add(("prefix cache", f"{hits:.1%} of tokens found",
              "not in the workload below: nobody says which prompts share what"))  # fmt: skip
@@ -110,8 +109,7 @@ def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float
 
 
 def _add_concurrency(metrics: Metrics, requests: float, load: Load) -> None:
-    busy = metrics.total("vllm:e2e_request_latency_seconds_sum")
-    if busy is not None:
+    if (busy := metrics.total("vllm:e2e_request_latency_seconds_sum")) is not None:
         mean = busy / load.seconds
         source = "requests' latencies over the time (Little's law)"
         load.lines.append(("concurrency", f"{mean:,.1f} in flight on average", source))
@@ -150,7 +148,7 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
     size, count = load.engine.get("block_size"), load.engine.get("num_gpu_blocks_override")
     if size and count:
         load.lines.append(("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info"))
-    engines = {dict(labels).get("engine") for labels in infos}
+    engines = {(dict(one).get("engine"), dict(one).get("instance")) for one in infos}
     if len(engines) > 1:
         load.engine["data_parallel_size"] = len(engines)
         load.lines.append(("engines", str(len(engines)), "each with such a cache; rate of all"))

@@ -31,7 +31,7 @@ GRANTS = {
     "serve, as a stranger tried it": (60, 160, 0, 0),
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
     "traces, as a stranger read them": (120, 120, 0, 0),
-    "traces, as a second stranger read them": (60, 60, 0, 0),
+    "traces, as a second stranger read them": (40, 60, 0, 0),
     "memory, as a stranger tried it": (80, 80, 0, 0),
     "drafts as SGLang launches them": (60, 80, 0, 0),
 }

@@ -147,6 +147,23 @@ def test_a_range_query(put):
     assert told["input_len"] == "not recorded"
 
 
+@pytest.mark.parametrize(("begun", "base"), [(0, 5000), (60, 9), (300, 0)])
+def test_servers_side_by_side_grow_each_for_itself(put, begun, base):
+    """One that starts after the other has gone is the same server, which counts from 0 again."""
+    servers = [
+        (
+            name,
+            {"engine": "0", "instance": instance},
+            [[at + k, f"{first + k}"] for k in (0, 60, 120)],
+        )
+        for instance, at, first in (("a", 0, 100), ("b", begun, base))
+        for name in ("vllm:request_success_total", "vllm:cache_config_info")
+    ]
+    load = infer_load(read_metrics(put(matrix(*servers))), "q.json")
+    assert load.requests == 240
+    assert load.engine.get("data_parallel_size", 1) == (1 if begun == 300 else 2)
+
+
 def test_a_run_is_read_back(write, tmp_path):
     """What `run --prometheus` wrote tells the rate and the lengths that the run had."""
     result = run(load_scenario(write(SMALL)))

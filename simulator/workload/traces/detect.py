@@ -44,7 +44,6 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     for pattern, what in NO_REQUESTS.items():
         if re.search(pattern, begins):
             raise HeadwayError(f"{path}:{number}: format: {what}")
-    place = f"{path}:{number}: format"
     names = head.columns or [name for name in first_request(head) if "." not in name]
     for file in (path, path.name):  # the whole path where there is room for it
         start = f"{file}:{number}: format: not known{{}}; try "
@@ -54,7 +53,7 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
         check_needed(find_fields(names), f"{path}:{number}")
     begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
     known = ", ".join(FORMATS) + f"; or name columns, as {option}arrival=t,prompt=n,output=m"
-    raise HeadwayError(f"{place}: {begins} no known format. Known are: {known}")
+    raise HeadwayError(f"{path}:{number}: format: {begins} no known format. Known are: {known}")
 
 
 def _proposal(names: Iterable[str], option: str, start: str) -> str:

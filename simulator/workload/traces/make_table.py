@@ -185,9 +185,10 @@ def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
         columns["prompt"] = columns["prompt"] + apart * prompt
         columns["output"] = columns["output"] + apart * output
         more = np.where(apart, 0, more)
-    if odd := int(((total > 0) & (more != 0) & (total != plain)).sum()):
-        name = ledger.name_of["total"]
-        ledger.note(f"{name}: requests whose tokens are not its sum, taken as they are", odd)
+    odd = (total > 0) & (more != 0) & (total != plain) & (columns["output"] > 0)
+    if odd.any():
+        what = "requests whose tokens are not its sum, taken as they are"
+        ledger.note(f"{ledger.name_of['total']}: {what}", int(odd.sum()))
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:

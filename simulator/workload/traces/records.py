@@ -204,7 +204,6 @@ class Records:
                 words.total(),
             )
         place, rows, failed = (columns.pop(name) for name in ("line", "row", "failed"))
-        path = self.problems.path
         self._check_centuries(columns, place)
         self._check_totals(columns, place)
         asked = columns.pop("samples", None) if self.form.beside else None
@@ -212,7 +211,7 @@ class Records:
             text = "requests that ask for several answers, played as one of all their tokens"
             ledger.note(f"{self._name('samples')}: {text}", int((asked > 1).sum()))
         gone = {"failed": failed, "unread": self.unread}
-        table = make_table(path, columns, self.units, place, ledger, **gone)
+        table = make_table(self.problems.path, columns, self.units, place, ledger, **gone)
         table.rows, table.images_counted = rows[table.rows], self.form.images_counted
         if "arrival" in self.sources and len(table.time) > 1:
             for doubt in self._doubts(table.time, table.per_second):
