@@ -76,8 +76,7 @@ def _logged(path: Path, problems: Problems) -> list[Item]:
             if (how := PATTERNS["vLLM's end"].match(text)) and how[1]:
                 row["finish_reason"] = how[1]
             for which, ids in dict(PATTERNS["vLLM's ids"].findall(text)).items():
-                key, tokens = f"{which}_token_ids", ids.replace(",", " ").split()
-                row[key] = row.get(key, []) + tokens if which == "output" else tokens
+                row.setdefault(f"{which}_token_ids", []).extend(ids.replace(",", " ").split())
     if not every:
         problems.add(1, "format", next(iter(NO_REQUESTS.values())))
     return every
