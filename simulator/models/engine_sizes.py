@@ -7,12 +7,16 @@ from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
+from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec
 
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
 WIDE_INDEXED_SINCE: Release = (0, 11, 1)
 """Before, vLLM's `auto` was fp8_ds_mla for DeepSeek-V3.2 (verify_and_update_config)."""
+CACHE_SINCE = {"fp8": (0, 14, 0), "nvfp4": (0, 20, 0), "compressed-tensors": (0, 15, 0)}
+"""From when on vLLM's `auto` is a checkpoint's precision of the KV cache: ModelOpt's by dtype
+(resolve_kv_cache_dtype_string), that of compressed-tensors (Attention); Quark's in no release."""
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
@@ -56,12 +60,20 @@ class EngineSizes(EngineConfig):
 
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""
-        own = model.checkpoint.cache if model.checkpoint else ""
+        own = self._own_cache(model.checkpoint) if model.checkpoint else ""
         indexed = model.latent is not None and model.latent.index_n_heads > 0
         if indexed and self.fraction_of == "all" and self.release < WIDE_INDEXED_SINCE:
             own = "fp8"
         asked = (own or self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
         return model.resolve_dtype(asked)
+
+    def _own_cache(self, checkpoint: Quantization) -> str:
+        """Dtype of the KV cache where a checkpoint says it and `kv_cache_dtype` is auto."""
+        own, method = checkpoint.cache, checkpoint.method
+        key = own if method.startswith("modelopt") else method
+        since = CACHE_SINCE.get(key)
+        read = self.fraction_of != "all" or (since is not None and self.release >= since)
+        return own if read else ""
 
     def on(self, gpu: Gpu, model: ModelSpec) -> "EngineSizes":
         """Return them as on a GPU: vLLM's `auto` takes no bfloat16 where the GPU has none."""

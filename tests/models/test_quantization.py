@@ -14,6 +14,15 @@ from tests.support.model_configs import write_config
 Q, DOWN = "layers.0.self_attn.q_proj", "layers.7.mlp.down_proj"
 EXPERT, GATE = "layers.3.mlp.experts.0.up_proj", "layers.3.mlp.gate"
 
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}}
+SCHEME = {"num_bits": 8, "type": "float"}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}},
+    "export": {"kv_cache_group": ["*k_proj"]},
+}
+
 
 def read(**config: object) -> Quantization:
     found = read_quantization(config)
@@ -107,6 +116,27 @@ def test_mixed_precision_names_its_modules(tmp_path: Path) -> None:
     assert (model.weight_dtype(), model.cache_dtype()) == ("fp8", "fp8")
 
 
+@pytest.mark.parametrize(
+    ("config", "release", "dtype"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, (0, 13, 0), "bfloat16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, (0, 14, 0), "fp8"),
+        (COMPRESSED | {"kv_cache_scheme": SCHEME}, (0, 14, 0), "bfloat16"),
+        (COMPRESSED | {"kv_cache_scheme": SCHEME}, (0, 15, 0), "fp8"),
+        (QUARK, (0, 33, 0), "bfloat16"),
+    ],
+)
+def test_releases_take_the_precision_of_the_cache_from_a_checkpoint(
+    tmp_path: Path, config: dict, release: tuple[int, int, int], dtype: str
+) -> None:
+    """By vLLM's wheels 0.13 to 0.15: `resolve_kv_cache_dtype_string`, `Attention`."""
+    config = {"kv_cache_quant_algo": "FP8"} | config
+    model = load_model(write_config(tmp_path, quantization_config=config))
+    assert EngineSizes(release=release).cache(model) == dtype
+    assert EngineSizes(release=release, kv_cache_dtype="fp8").cache(model) == "fp8"
+    assert EngineSizes(release=release, fraction_of="static").cache(model) == "fp8"
+
+
 def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
     """Where the file ignores nothing: kernels have no quantized router."""
     config = {"quant_method": "fp8"}
@@ -117,10 +147,6 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
     linear = int(model.linear_parameters(4)) - routers
     rest = model.parameters - linear
     assert model.weight_bytes() == linear + 4 * rows + 2 * rest
-
-
-GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
-COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}}
 
 
 @pytest.mark.parametrize(
