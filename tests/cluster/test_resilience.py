@@ -1,6 +1,8 @@
 """Clusters in trouble: refusals, timeouts, failures, scaling; nothing lost, nothing twice."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -224,6 +226,17 @@ def test_runs_of_tokens_that_never_come_are_struck_out() -> None:
     log.run_rows += pack_run(0.5, 7, 0, 2) + pack_run(0.5, 8, 1, 2)
     log.drop_runs_ahead()
     assert log.runs["id"].tolist() == [7]
+
+
+def test_rows_are_dropped_of_lost_tries_alone() -> None:
+    """Of requests 3 and 7, sent once more at 5 s, what began before; others keep all."""
+    log = Log(8, 4)
+    for id in (2, 3, 5, 7, 9):
+        log.run_rows += pack_run(1.0, id, 0, 1) + pack_run(6.0, id, 0, 1)
+    drop_lost_rows(cast("Fleet", SimpleNamespace(sent_again={7: 5.0, 3: 5.0}, logs=[log])))
+    late, early = ([int(row["id"]) for row in log.runs if row["start"] == at] for at in (6.0, 1.0))
+    assert late == [2, 3, 5, 7, 9]
+    assert early == [2, 5, 9]
 
 
 def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None:

@@ -130,6 +130,10 @@ def _replaced(path: Path, old: str, new: str) -> None:
             "requests.csv: damaged: line 2 has not as many cells as the first",
         ),
         (
+            lambda out: _replaced(out / "summary.json", '"num_prompts": 2', '"num_prompts": 3'),
+            "requests.csv: damaged: it has 2 of the 3 requests of summary.json",
+        ),
+        (
             lambda out: _replaced(out / "steps.csv", "duration", "other"),
             "steps.csv:2: duration: there is no such column",
         ),

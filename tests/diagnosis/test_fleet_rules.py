@@ -10,7 +10,7 @@ from simulator import load_scenario, run
 from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.autoscaler_waits import autoscaler_waits
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.fleet_rules import Outage, explained, find_outages
+from simulator.diagnosis.fleet_rules import Outage, _scale_sooner, explained, find_outages
 
 FLEET = """name: fleet
 engine: {name: textbook, max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}
@@ -212,6 +212,10 @@ def test_an_autoscalers_waits_by_hand(write) -> None:
     assert found.seconds["target"] == found.seconds["cooldown"] == 0
     share = waited(0, 5) / float(table.queue_time.sum())
     assert explained(evidence) == pytest.approx(share, rel=0.005)
+    causes = ("startup_delay", "interval", "target", "cooldown")
+    first = [_scale_sooner(evidence, cause, found)[0] for cause in causes]
+    assert [one.key for one in first] == [f"cluster.autoscaling.{cause}" for cause in causes]
+    assert [one.to for one in first] == [0.5, 1.0, 0.25, 2 * first[-1].value]
 
 
 @pytest.mark.parametrize(

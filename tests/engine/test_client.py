@@ -1,6 +1,7 @@
 """Who sends what when: arrivals, the closed loop, sessions."""
 
 from collections.abc import Callable
+from functools import partial
 from math import nan, nextafter
 
 import numpy as np
@@ -9,7 +10,7 @@ import simpy
 from hypothesis import given, settings
 
 from simulator.core.request import Request
-from simulator.engine.client import Client
+from simulator.engine.client import Client, StreamClient, Turns
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, engines, workloads
 from tests.support.engines import fcfs, play, workload
@@ -187,6 +188,27 @@ def test_a_turn_does_not_overtake_those_held_before_it() -> None:
     client, order = serve(load, lambda _: 2.0)
     assert order == [0, 1, 2]
     assert list(client.sent) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_one_who_comes_as_a_turn_is_due_goes_first(in_chunks: bool) -> None:
+    """Both at 2 s, as the second of two steps ends, and the first request with it."""
+    load = sessions((0, 1, 1, -1, 0), (2, 1, 1, -1, 0), (None, 1, 1, 0, 0), max_concurrency=1)
+    env, order = simpy.Environment(), []
+
+    def submit(request: Request) -> None:
+        order.append(request.id)
+        env.timeout(1.0).callbacks.append(partial(step, request))
+
+    def step(request: Request, _: simpy.Event) -> None:
+        env.timeout(1.0).callbacks.append(lambda _: client.finished(request))
+
+    if in_chunks:
+        client = StreamClient(env, 3, 3, iter([load]), submit, turns=Turns(load))
+    else:
+        client = Client(env, load, submit)
+    env.run()
+    assert order == [0, 1, 2]
 
 
 def test_a_long_session_of_rejected_turns_is_no_trouble() -> None:

@@ -54,6 +54,8 @@ def test_the_least_recently_used_block_leaves_the_host_first() -> None:
     tier.store(2)
     assert tier.stored == 4
     assert tier.run([2, 4, 3, 2]) == 2
+    tier.store(5)  # 2 was offered again, and so 4 is the oldest
+    assert [tier.run([key]) for key in (2, 4, 5)] == [1, 0, 1]
     none = HostTier(0)
     none.store(1)
     assert (len(none), none.stored) == (0, 0)

@@ -60,6 +60,21 @@ def test_who_leaves_while_blocks_come_frees_them_as_they_are_there() -> None:
     assert held == [4, 2, 0]
 
 
+@pytest.mark.parametrize(("blocks", "loading"), [(9, 0), (10, 2)])
+def test_who_loads_leaves_room_for_prompts_under_way_and_the_watermark(blocks, loading) -> None:
+    """A prompt of 5 blocks has 2 of them: 3 to come, 3 of the watermark and 2 to load are 8."""
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "scheduler_reserve_full_isl": False}
+    options |= {"long_prefill_token_threshold": 4, "watermark": 0.3}
+    one = engine(blocks=blocks + 1, **options)
+    known = Request(1, 0.0, 9, 1, segments=(("b", 9),))
+    one.tier.take(known_hashes(known, 2, 4))
+    one.add(Request(0, 0.0, 20, 1, segments=(("a", 20),)))
+    one.commit(one.schedule(0.0), [1.0])
+    one.add(known)
+    one.schedule(1.0)
+    assert len(one.tier.reading) == loading
+
+
 @given(
     shared_beginnings(),
     *(st.integers(6, 14), st.sampled_from([Offloading, AsyncOffloading]), st.integers(1, 5)),

@@ -8,7 +8,7 @@ from calibration.measured.compare import MetricComparison, Outcome
 from calibration.measured.report import report
 from calibration.measured.runs import Run
 from headway.cli.main import main
-from headway.planning.knee import find_knee
+from headway.planning.knee import _known_share, find_knee
 from headway.planning.sensitivity import changed_runs, measure_sensitivity
 from headway.report.text import load_line
 from simulator.scenario.load import load_scenario
@@ -93,6 +93,14 @@ def test_two_replicas_serve_twice_as_much(write):
         find_knee(run(load_scenario(path, [f"cluster.replicas={count}"]))) for count in (1, 2)
     )
     assert two.capacity == pytest.approx(2 * one.capacity)
+
+
+def test_of_prompts_that_begin_alike_the_share_is_known_that_the_caches_had(write):
+    """48 of 64 tokens, but for the first request, which nobody came before."""
+    keys = ["workload={num_prompts: 10, request_rate: 1, input_len: 16, prefix_len: 48}"]
+    keys += ["workload.output_len=2", "engine.enable_prefix_caching=true"]
+    result = run(load_scenario(write(BATCHED.replace("RATE", "1")), keys))
+    assert _known_share(result) == pytest.approx(9 * 48 / 640)
 
 
 def test_validate_counts_runs_near_their_capacity_apart():

@@ -4,12 +4,14 @@ import csv
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.cli.main import main
 from headway.planning.candidate import Candidate
-from headway.planning.plan_report import _abscissa
+from headway.planning.plan import _would_do
+from headway.planning.plan_report import _abscissa, _draw
 from headway.planning.runs import read_metric_values
 from headway.planning.verdict import Trial
 from simulator import load_scenario, run
@@ -89,3 +91,45 @@ def test_what_costs_nothing_is_drawn_at_nothing() -> None:
     candidate = SimpleNamespace(spent_at=lambda trial: 0.0, result=result)
     words, place = _abscissa(SimpleNamespace(high=8), [candidate])
     assert (words, place(candidate, trial)) == ("$/h", 0.0)
+
+
+def test_the_front_is_that_of_what_keeps_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that breaks a bound is none of them; each candidate adds to the figure's height."""
+    figures: list[Any] = []
+    monkeypatch.setattr("headway.figures.style.encode", lambda figure, _: figures.append(figure))
+    problem = SimpleNamespace(by_energy=False, high=0, key="at", pods=1)
+    problem.criteria = SimpleNamespace(slos=[SLO])
+
+    def candidate(user: float, ok: bool) -> Any:
+        trial = Trial(1.0, runs=[{"p99_ttft_ms": 90.0}], ok=ok)
+        return SimpleNamespace(
+            varied={},
+            label=f"{user} {ok}",
+            result=SimpleNamespace(trials=[trial], best=trial),
+            speeds=lambda of_best: [(trial, user, 1000.0 / user)],
+            spent_at=lambda _: 2.0,
+            resources_at=lambda _: (2, None),
+        )
+
+    held = [candidate(20.0, ok=True), candidate(10.0, ok=True)]
+    for some in (held, [*held, candidate(40.0, ok=False)]):
+        _draw(problem, some, held[0], None)  # type: ignore[arg-type]
+        *_, front = figures[-1].axes[1].lines
+        assert sorted(zip(*front.get_data(), strict=True)) == [(10.0, 50.0), (20.0, 25.0)]
+    assert figures[1].get_figheight() > figures[0].get_figheight()
+
+
+@pytest.mark.parametrize(
+    ("ttft", "growing", "told"),
+    [
+        (200.0, "", "its runs keep p99_ttft_ms<=200; "),
+        (200.0, "the queue", ""),  # it will be worse
+        (50.0, "", ""),
+    ],
+)
+def test_bounds_are_loosened_to_what_runs_keep_unless_they_grow(
+    ttft: float, growing: str, told: str
+):
+    trial = Trial(1.0, runs=[{"p99_ttft_ms": ttft}], growing=growing)
+    others = "`headway plan --buy` tries other GPUs, sizes and precisions"
+    assert _would_do([SLO], trial) == told + others

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.planning.journal import run_key
 from headway.planning.plan import Runs
 from headway.planning.runs import Outcome, metric_values, run_point
 from simulator import load_scenario
@@ -39,6 +40,11 @@ def test_workers_are_started_once_runs_take_longer_than_to_start_them(
     for runs, some in ((known, tasks[:1]), (known, tasks), (unknown, tasks)):
         assert list(runs.make(lambda _: {}, some)) == []
     assert jobs == [1, later, None]
+
+
+def test_a_run_is_known_again_whatever_the_order_of_its_keys() -> None:
+    assert run_key({"a": 1, "b": {"c": 2, "d": 3}}) == run_key({"b": {"d": 3, "c": 2}, "a": 1})
+    assert run_key({"a": 1}) != run_key({"a": 2})
 
 
 def write_trace(folder: Path, tokens: int) -> None:

@@ -78,6 +78,17 @@ def test_confusion_is_a_rate_and_takes_all_other_classes_alike() -> None:
     assert (abs(counts - len(of_ten) / 4) < 4 * np.sqrt(len(of_ten) * 3 / 16)).all()
 
 
+def test_a_class_of_none_is_told_by_its_upper_end() -> None:
+    """Cut at 1 and at 9: below 1 there is none. Whoever is confused of 9 is told 1."""
+    load = load_of(*[1, 1, 9, 9] * 9)
+    told = hints({"kind": "bucketed", "classes": 3, "confusion": 1.0}, load)
+    ones, nines = (
+        {n for n, own in zip(told, load.output_tokens, strict=True) if own == length}
+        for length in (1, 9)
+    )
+    assert (ones, nines) == ({1, 9}, {1})
+
+
 def test_equal_lengths_have_one_class() -> None:
     """However many were asked for."""
     assert hints({"kind": "bucketed", "classes": 4}, load_of(7, 7, 7)) == [7, 7, 7]

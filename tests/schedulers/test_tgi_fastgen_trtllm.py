@@ -150,6 +150,14 @@ def test_trtllm_pauses_the_last_started() -> None:
     assert preempted == [0, 1]
 
 
+def test_trtllm_pauses_no_more_than_it_must() -> None:
+    """6 blocks of 4: the three of 8 tokens want one more each; the two of one are enough."""
+    scheduler = made(TrtLlm, counter(6), capacity_scheduler_policy="MAX_UTILIZATION")
+    seen, preempted = run(scheduler, *[(0, 4, 9)] * 3)
+    assert seen[:6] == [prompts(0, 1, 2, tokens=4), *[({}, 3)] * 4, ({}, 2)]
+    assert preempted == [0, 0, 1]
+
+
 def test_trtllm_goes_on_with_those_who_stay_as_before() -> None:
     """As above: the tokens of request 0 are one run, those of request 1 one before and after."""
     scheduler = made(TrtLlm, counter(4), capacity_scheduler_policy="MAX_UTILIZATION")

@@ -152,6 +152,14 @@ def assert_as_kept(what: Scenario) -> None:
     assert told["completed"]
 
 
+def test_nothing_is_packed_that_is_still_to_be_measured(tmp_path: Path, monkeypatch) -> None:
+    """All end after the last has come: where a page has 8 rows, all but some would be packed."""
+    monkeypatch.setattr("simulator.core.log.PAGE", 8)
+    monkeypatch.setattr("simulator.core.packed.PAGE", 8)
+    burst = ("workload.request_rate=inf", "workload.num_prompts=60")
+    assert_as_kept(scenario(tmp_path, *burst, "cluster={replicas: 1, router: round_robin}"))
+
+
 def test_chunks_are_cut_from_the_same_numbers(tmp_path: Path) -> None:
     groups = "workload.prefix_groups={num_prefixes: 3}"
     turns = "workload.sessions={turns: {kind: uniform, low: 1, high: 90}, think_time: 2}"

@@ -140,6 +140,26 @@ OTHERS = {
         "table = np.array([self._decode_seconds(n) for n in "
         "range(int(counts.max(initial=1)) + 1)])",
     ): "a table may have a row that nobody reads",
+    (
+        "costs/piecewise.py",
+        "launched = (counts > self._largest_graph) & bool(self.launch)",
+        "launched = (counts > self._largest_graph) | bool(self.launch)",
+    ): "where the table tells nothing `leap` computes the same, more slowly",
+    (
+        "schedulers/vllm/scheduler.py",
+        "if request.admission + 1 != running.admissions and running.decodes_behind(request):",
+        "if request.admission - 1 != running.admissions and running.decodes_behind(request):",
+    ): "`decodes_behind` finds nobody behind the last admitted, either",
+    (
+        "schedulers/static.py",
+        "request.first_token = -1.0",
+        "request.first_token = -2.0",
+    ): "any time below 0 says that there was none",
+    (
+        "diagnosis/advice.py",
+        "used = percentiles(tokens, [99.0])[0]",
+        "used = percentiles(tokens, [99.0])[-1]",
+    ): "of one percentile the first is the last",
 }
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (file if file.startswith("headway/") else f"simulator/{folder}{file}", old, new): reason
