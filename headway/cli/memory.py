@@ -66,6 +66,8 @@ def memory(
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
+    from simulator.launch.words import find_command
+    from simulator.models.engine_sizes import LONGER
     from simulator.models.vision import TEXT_ALONE
 
     refuse_own_code(no_own_code)
@@ -104,6 +106,14 @@ def memory(
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
         raise NoAnswerError(f"{where} does not start: {first}{enough}")
+    variable, most = LONGER.get(budget.sizes.name), budget.sizes.positions
+    given = find_command(command).environment if command else {}
+    is_set = given.get(str(variable), "").lower() in ("1", "true")
+    if variable and not is_set and budget.max_model_len > most:
+        raise NoAnswerError(
+            f"{budget.model.name} does not start: max_model_len {budget.max_model_len:,} is beyond "
+            f"its {most:,} positions; it starts with {variable}=1, or a max_model_len of {most}"
+        )
     return 0
 
 

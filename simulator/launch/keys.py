@@ -7,14 +7,16 @@ and what changes neither time nor decisions is listed.
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from math import prod
 from typing import Any, NamedTuple
 
 from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
 from simulator.launch.fields import fields, of_config, option_of, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
+from simulator.models.engine_sizes import LONGER
 from simulator.models.load import load_model
-from simulator.models.loaded import draft_method_of
+from simulator.models.loaded import copies_bytes, draft_method_of
 from simulator.models.quantization import Quantization
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
@@ -195,6 +197,7 @@ def _take(launch: Launch, option: Option) -> None:
         launch.without_effect.append(option.text.split()[0])
     elif row.effect == "told":
         launch.told.append(f"{option.text} is not simulated: {row.note}")
+        launch.pool[row.field] = option.value  # what it takes may be told, too
     elif row.effect == "refused":
         raise _UnsimulatedError(f"is not simulated: {row.note}")
     else:
@@ -414,17 +417,36 @@ def _finish(launch: Launch, command: Command) -> None:
         raise HeadwayError(f"--command: {launch.words['engine', 'enable_expert_parallel']}: {what}")
     if experts > 1:
         engine["enable_expert_parallel"] = True
+    _tell_copies(launch)
     if command.engine == "sglang":
         _finish_host(launch)
         _finish_drafts(launch)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
-    if unread := [name for name in command.environment if name.startswith(VARIABLES)]:
+    if command.replicas != 1:
+        told = f"its manifest has {command.replicas} replicas, as cluster.replicas: one is read"
+        launch.told.append(told)
+    variables = [name for name in command.environment if name.startswith(VARIABLES)]
+    if unread := [name for name in variables if name not in LONGER.values()]:
         launch.told.append(f"variables are not read: {', '.join(unread)}")
     if policy := command.environment.get(POLICY_VARIABLE):
         engine["scheduling_policy"] = policy
         with suppress(ValueError):
             engine["scheduling_policy"] = json.loads(policy)
+
+
+def _tell_copies(launch: Launch) -> None:
+    """Say what copies of experts take of each GPU, which `memory` does not count."""
+    block = launch.pool.get("eplb_config")
+    given = block if isinstance(block, dict) else launch.pool
+    copies = given.get("num_redundant_experts") or launch.pool.get("ep_num_redundant_experts")
+    if not isinstance(copies, int):
+        return
+    each = copies / prod(launch.engine.get(f"{how}_parallel_size", 1) for how in ("tensor", "data"))
+    with suppress(ValueError):  # what is wrong with the model is said where it is loaded
+        size = copies_bytes(load_model(launch.model), each) / 2**30
+        what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
+        launch.told.append(what)
 
 
 def _finish_host(launch: Launch) -> None:

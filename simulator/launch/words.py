@@ -47,6 +47,7 @@ class Command(NamedTuple):
     environment: dict[str, str]
     release: str | None = None  # by its container's tag
     offline: bool = False  # an `LLM(...)` or `Engine(...)` in the place of a server
+    replicas: int = 1  # of a manifest
 
 
 def find_command(given: str) -> Command:
@@ -150,7 +151,7 @@ def _of_manifest(text: str) -> Iterator[Command]:
         documents = [*yaml.safe_load_all(text)]
     except yaml.YAMLError as error:
         raise HeadwayError(f"--command: is no YAML: {one_line(error)}") from None
-    for block in _containers(documents):
+    for block, replicas in _containers(documents):
         words: list[str] = []
         for key in ("entrypoint", "command", "args"):
             value = block.get(key) or []
@@ -160,7 +161,8 @@ def _of_manifest(text: str) -> Iterator[Command]:
         variables = dict(pairs)
         words = [_expand(word, variables).replace("$$", "$") for word in words]
         assigned = [f"{name}={value}" for name, value in variables.items()]
-        yield from _scan([*assigned, str(block.get("image", "")), *words])
+        for found in _scan([*assigned, str(block.get("image", "")), *words]):
+            yield found._replace(replicas=replicas)
 
 
 def _variable(entry: object) -> tuple[str, str]:
@@ -171,15 +173,19 @@ def _variable(entry: object) -> tuple[str, str]:
     return name, value
 
 
-def _containers(node: object) -> Iterator[dict[str, Any]]:
+def _containers(node: object, replicas: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the containers below a node, and how many replicas of each there are."""
     if isinstance(node, dict):
+        deployed = node.get("deploy")  # Compose's
+        given = (deployed if isinstance(deployed, dict) else node).get("replicas")
+        replicas = given if type(given) is int else replicas
         if any(isinstance(node.get(key), str | list) for key in ("args", "command")):
-            yield node
+            yield node, replicas
         for value in node.values():
-            yield from _containers(value)
+            yield from _containers(value, replicas)
     elif isinstance(node, list):
         for value in node:
-            yield from _containers(value)
+            yield from _containers(value, replicas)
 
 
 def _of_shell(text: str) -> Iterator[Command]:
@@ -195,10 +201,14 @@ def _of_shell(text: str) -> Iterator[Command]:
 
 
 def _joined(script: str) -> str:
-    """Return a script without comments, and its lines joined where it joins them."""
+    """Return a script without comments, and its lines joined where it joins them.
+
+    Another end of a line ends a command, unless an option follows.
+    """
     quoted = r"('[^']*'|\"(?:\\.|[^\"\\])*\")"
     plain = re.sub(rf"{quoted}|(?<!\S)#[^\n]*", lambda found: found[1] or "", script)
-    return re.sub(r"\\\s*\n", " ", plain)
+    plain = re.sub(r"\\\s*\n", " ", plain)
+    return re.sub(rf"{quoted}|\n(?!\s*-)", lambda found: found[1] or " ; ", plain)
 
 
 def _assigned(words: list[str]) -> dict[str, str]:

@@ -17,6 +17,11 @@ WIDE_INDEXED_SINCE: Release = (0, 11, 1)
 CACHE_SINCE = {"fp8": (0, 14, 0), "nvfp4": (0, 20, 0), "compressed-tensors": (0, 15, 0)}
 """From when on vLLM's `auto` is a checkpoint's precision of the KV cache: ModelOpt's by dtype
 (resolve_kv_cache_dtype_string), that of compressed-tensors (Attention); Quark's in no release."""
+LONGER = {
+    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
+"""Variables without which engines do not start with requests beyond a model's positions."""
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]

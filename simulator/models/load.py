@@ -88,13 +88,12 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if wrong := why_not_regular(path):
         raise ScenarioError("model", wrong)
     if path.suffix == ".gguf" or path.name == "params.json":
-        raise ScenarioError(
-            "model", f"{path} is {FOREIGN[path.suffix]}: give a Hugging Face config.json"
-        )
+        raise ScenarioError("model", f"{path} is {FOREIGN[path.suffix]}: give {INSTEAD}")
     return read_config(path)
 
 
 FOREIGN = {".gguf": "a GGUF file", ".json": "Mistral's own format"}
+INSTEAD = "the folder's config.json, or the model's name on the hub"
 
 
 def _config_in(folder: Path) -> Path:
@@ -103,7 +102,8 @@ def _config_in(folder: Path) -> Path:
         return path
     ours = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
     there = f"has {', '.join(ours[:3])} and" if ours else "has"
-    why = "; params.json is Mistral's own format" if "params.json" in ours else ""
+    foreign = f"; params.json is {FOREIGN['.json']}: give the model's name on the hub"
+    why = foreign if "params.json" in ours else ""
     raise ScenarioError("model", f"{str(folder)!r} {there} no config.json{why}")
 
 
@@ -123,7 +123,7 @@ def _of_precision(name: str) -> ModelSpec | None:
     None where the name has no such words, or no shipped model has its shape; its `unread` says
     that the formats are those of the name: of `named` of `formats.json`, the first that has its
     maker, its shape and one of its parts. Some makers leave attention, or all but the experts, in
-    16 bits.
+    16 bits; Qwen pads the MLP of 72B in int4 and int8 from 29,568 to 29,696.
     """
     shape, maker = same_shape(name), name.lower().partition("/")[0]
     told = "-".join(word for word in _words(name) if PRECISION.fullmatch(word))
@@ -135,7 +135,8 @@ def _of_precision(name: str) -> ModelSpec | None:
         parts = not row.get("parts") or any(getattr(own, part) for part in row["parts"])
         if meant and parts and re.fullmatch(row["words"], told):
             why = f"formats of the weights, taken for {told} by the name; its config.json has them"
-            return replace(own, checkpoint=read_quantization(row["config"]), unread=why)
+            checkpoint = read_quantization(row["config"])
+            return replace(own, checkpoint=checkpoint, unread=why, **row.get("sizes", {}))
     return None
 
 

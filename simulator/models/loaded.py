@@ -113,6 +113,13 @@ def _modules_bytes(
     return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
 
 
+def copies_bytes(model: ModelSpec, copies: float) -> float:
+    """Bytes of so many copies of experts in each layer (vLLM's num_redundant_experts)."""
+    formats, width = model.formats(), model.wide()
+    experts = (module_bytes(one, formats, width) for one in model.modules if one.is_expert)
+    return copies * sum(experts) / max(model.num_experts, 1)
+
+
 SHARED = re.compile(r"\b(self_attn|mlp)\.")
 OF_EXPERTS = ("output_size of gate's and up's", "input_size of down's")
 OF_LAYERS = ("output_partition_size", "input_size_per_partition")

@@ -206,8 +206,9 @@ def _shortened(
             found = estimate(budget.model, budget.gpu, engine_sizes(engine, budget.model))
         except ValueError:  # that many GPUs cannot share it
             continue
-        if SHORTEST <= found.longest < found.max_model_len:
-            return _of_replica(own, keys) | {"engine.max_model_len": found.longest}
+        fits = min(found.longest, found.sizes.positions)
+        if SHORTEST <= fits < found.max_model_len:
+            return _of_replica(own, keys) | {"engine.max_model_len": fits}
     return {}
 
 

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
+from simulator.launch.fields import NAMES
 from simulator.models.config_json import SINCE
+from simulator.models.engine_sizes import LONGER
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
 from simulator.models.load import load_model
@@ -22,6 +24,7 @@ from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
+OTHER_LIMITS = ("tensorrt-llm", "sglang")  # the server refuses longer prompts; takes them whole
 AUTO_SINCE = (0, 14, 0)  # of vLLM: --max-model-len auto
 Attempt = Callable[[str, str], AbstractContextManager[object]]
 """Takes the key to blame where what is done within fails, and others that have a part in it."""
@@ -97,8 +100,8 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     with attempt("engine.prefix_cache_retention_interval", "model"):
         _check_keys(engine, model)
     longest = longest_of(engine, model)
-    tokens = engine.max_num_batched_tokens  # TensorRT-LLM's server refuses longer prompts
-    holds = engine.enable_chunked_prefill or tokens >= longest or engine.name == "tensorrt-llm"
+    tokens = engine.max_num_batched_tokens
+    holds = engine.enable_chunked_prefill or tokens >= longest or engine.name in OTHER_LIMITS
     with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
         if not holds:
             raise ScenarioError(
@@ -178,7 +181,9 @@ def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterato
     most, since = model.longest(release_of(engine)), SINCE.get(model.family, "0.0.0")
     if longest > most:
         beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of"
-        yield f"{beyond} {model.name}: vLLM takes it only if asked to"
+        asked = LONGER.get(engine.name)
+        what = f": {NAMES[engine.name]} takes it only with {asked}=1" if asked else ""
+        yield f"{beyond} {model.name}{what}"
     if engine.name == VLLM and release_of(engine) < tuple(map(int, since.split("."))):
         yield f"vLLM {engine.version} does not start {model.name}: {model.family} came with {since}"
 

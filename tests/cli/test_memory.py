@@ -241,13 +241,6 @@ def test_an_option_is_read_as_it_is_meant(capsys):
     assert "46068: must be positive and at most 1,024: GiB, not MiB" in capsys.readouterr().err
 
 
-def test_a_length_beyond_the_positions_is_named(capsys):
-    """As by `init` and `run`."""
-    serve = "vllm serve llama-3-8b --max-model-len 9000"
-    assert main(["memory", "--gpu", "H100-80GB", "--command", serve]) == 0
-    assert "max_model_len 9,000 is beyond the 8,192 positions" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "change"),
     [

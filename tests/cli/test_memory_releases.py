@@ -160,3 +160,26 @@ def test_tgi_says_blocks_in_its_own_words(capsys) -> None:
     assert "  KV-cache blocks: 492308, size: 1\n" in capsys.readouterr().out
     assert main([*words, "llama-3-70b"]) == 1
     assert "RuntimeError: Not enough memory to handle 8192 prefill" in capsys.readouterr().out
+
+
+def test_a_length_beyond_the_positions_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """As by `init` and `run`; the engine does not start unless a variable lets it."""
+    variables = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+    commands = (
+        "vllm serve llama-3-8b --max-model-len 9000",
+        "sglang serve --model-path llama-3-8b --context-length 9000",
+    )
+    for serve, variable in zip(commands, variables, strict=True):
+        shape = ["memory", "--gpu", "H100-80GB", "--command"]
+        assert main([*shape, serve]) == 1
+        told = capsys.readouterr().err
+        assert "max_model_len 9,000 is beyond the 8,192 positions" in told
+        assert f"it starts with {variable}=1, or a max_model_len of 8192" in told
+        assert main([*shape, f"{variable}=1 {serve}"]) == 0
+        assert "not read" not in capsys.readouterr().err
+
+
+def test_no_length_beyond_the_positions_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = "memory --model llama-3-8b --gpu H100-80GB --max-model-len 2000000"
+    assert main(shape.split()) == 1
+    assert "it starts with --max-model-len 8192" in capsys.readouterr().err

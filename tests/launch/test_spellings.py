@@ -139,3 +139,62 @@ def test_what_is_misspelled_is_one_line(command, what):
 def test_values_that_a_release_does_not_have_are_refused(options, why):
     with pytest.raises(HeadwayError, match=re.escape(why)):
         read_launch(f"vllm serve m {options}", "0.11.2")
+
+
+@pytest.mark.parametrize(
+    ("script", "seqs"),
+    [
+        ("#!/bin/bash\nvllm serve M --max-num-seqs 64\necho done", 64),
+        ("vllm serve M \\\n  --max-num-seqs 64 \\\n  --enforce-eager\nsleep 1\n", 64),
+        ("vllm serve M\n\n  --max-num-seqs 64\nwait", 64),
+        ("vllm serve M --speculative-config '{\"method\": \"ngram\",\n"
+         "\"num_speculative_tokens\": 3}' --max-num-seqs 64\necho", 64),
+    ],
+)  # fmt: skip
+def test_an_end_of_a_line_ends_a_command(script: str, seqs: int) -> None:
+    """Unless an option follows, or the shell joins the lines."""
+    launch = read_launch(script)
+    assert (launch.model, launch.engine["max_num_seqs"]) == ("M", seqs)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "replicas"),
+    [
+        ("apiVersion: v1\nspec: {{replicas: 2, a: {{spec: {{containers: [{one}]}}}}}}", 2),
+        ("services:\n  a: {{deploy: {{replicas: 4}}, {rest}}}", 4),
+        ("services:\n  a: {{{rest}}}", 1),
+    ],
+)  # fmt: skip
+def test_replicas_of_a_manifest_are_told(manifest: str, replicas: int) -> None:
+    rest = "image: 'vllm/vllm-openai:v0.24.0', command: [--model, M]"
+    launch = read_launch(manifest.format(rest=rest, one=f"{{{rest}}}"))
+    told = f"its manifest has {replicas} replicas, as cluster.replicas: one is read"
+    assert launch.told == ([told] if replicas > 1 else [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve deepseek-v3 -tp 8 --eplb-config '{\"num_redundant_experts\": 32}'",
+        "vllm serve deepseek-v3 -dp 8 --eplb-config.num_redundant_experts 32",
+        "sglang serve --model-path deepseek-v3 --tp 8 --ep-num-redundant-experts 32",
+    ],
+)
+def test_copies_of_experts_are_told_with_their_bytes(command: str) -> None:
+    """4 x 58 layers x 44 MB."""
+    what = "4 more experts on each GPU take 9.5 GiB, which is not counted"
+    assert what in read_launch(command).told
+
+
+def test_partial_prefills_are_refused_as_by_vllm() -> None:
+    for option in ("--max-num-partial-prefills", "--max-long-partial-prefills"):
+        with pytest.raises(HeadwayError, match="Concurrent Partial Prefill is not supported"):
+            read_launch(f"vllm serve M {option} 2", "0.14.0")
+        assert read_launch(f"vllm serve M {option} 1", "0.14.0").told == []
+
+
+def test_whole_prompts_of_sglang_need_no_long_step() -> None:
+    command = LaunchCommand("sglang serve --model-path llama-3.1-8b --chunked-prefill-size -1")
+    workload = {"num_prompts": 2, "request_rate": 1, "input_len": 9000, "output_len": 2}
+    scenario = load_scenario({"gpu": {"name": "H100"}, "workload": workload}, [command])
+    assert scenario.engine.enable_chunked_prefill is False

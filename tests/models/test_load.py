@@ -132,7 +132,7 @@ def test_what_is_no_config_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"params\.json is Mistral's own format: give"):
         load_model(tmp_path / "params.json")
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03")
-    with pytest.raises(ValueError, match=r"is a GGUF file: give a Hugging Face config\.json"):
+    with pytest.raises(ValueError, match=r"is a GGUF file: give the folder's config\.json"):
         load_model(tmp_path / "model.gguf")
 
 
@@ -170,3 +170,10 @@ def test_the_names_of_makers_are_known_in_any_case() -> None:
 def test_a_release_may_have_longer_requests(name: str, longest: int) -> None:
     """Also where the name says a precision."""
     assert load_model(name).max_position_embeddings == longest
+
+
+@pytest.mark.parametrize("word", ["AWQ", "GPTQ-Int4", "GPTQ-Int8"])
+def test_qwen_pads_its_72b_so_that_gpus_share_whole_groups(word: str) -> None:
+    """As its checkpoints on the hub: intermediate_size 29,696, 232 groups of 128."""
+    assert load_model(f"Qwen/Qwen2.5-72B-Instruct-{word}").intermediate_size == 29_696
+    assert load_model("Qwen/Qwen2.5-72B-Instruct").intermediate_size == 29_568
