@@ -197,8 +197,7 @@ def _changes(
             yield f"{words}: none of the first {len(again)} is enough with twice as many"
             continue
         same = line(ranked[0]) in {line(one) for one in found if one.cost <= NEAR * found[0].cost}
-        told = "the same" if same else line(found[0])
-        yield f"{words}: {told}"
+        yield f"{words}: {'the same' if same else line(found[0])}"
     if span is None:
         yield "step times at both ends: the error of this cost model is not known"
 

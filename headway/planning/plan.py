@@ -199,8 +199,10 @@ def search_all(
             except StopIteration as end:
                 candidate.result, candidate.done = end.value, True
                 if problem.high and candidate.result.best is not None:
-                    # GPUs and price may depend on what the search has found.
-                    found = problem.settings(candidate, PlannedRun(candidate.best.at))
+                    # GPUs and price may depend on what the search has found. A change of the load
+                    # is left out: the runs of a further search would have it twice.
+                    given = replace(problem, change=AS_IT_IS)
+                    found = given.settings(candidate, PlannedRun(candidate.best.at))
                     candidate.scenario = load_scenario(problem.path, problem.overrides, vary=found)
             if progress is not None and (len(candidate.result.trials) > known or candidate.done):
                 progress(shown, 0, candidate)
