@@ -63,8 +63,7 @@ class ApiServer:
 
     def send(self, reader: RequestReader, index: int, now: float) -> None:
         """Send the request of a row, now."""
-        costs = reader.frontend
-        if costs is None:
+        if (costs := reader.frontend) is None:
             self._deliver(reader, index, now)
             return
         delay, self._free = costs.delay(now, self._free, reader.prompts[index])
@@ -130,21 +129,24 @@ class Client:
 
     def _arrive(self, alarm: simpy.Event) -> None:
         """Offer the requests whose time has come, sleep until the next one's."""
-        times, total, index = self._times, len(self.sent), self._index
-        now: float = self.env.now
-        when: float = nan
-        while index < total and not (when := times[index]) > now:
-            if not isnan(when):  # else it is a later turn
-                self._held.append(index)
-            index += 1
-        self._index = index
+        when = self._take_due()
         if self._held and not self._sending:
             self._send_held()
-        if index < total:
+        if self._index < len(self.sent):
             self._alarm.set(when)
 
+    def _take_due(self) -> float:
+        """Let those wait whose time has come; return when the next one's comes, if one is left."""
+        times, total, now, when = self._times, len(self.sent), self.env.now, nan
+        while self._index < total and not (when := times[self._index]) > now:
+            if not isnan(when):  # else it is a later turn
+                self._held.append(self._index)
+            self._index += 1
+        return when
+
     def _offer(self, index: int, _: simpy.Event | None = None) -> None:
-        """Send a request whose time has come, after those that wait already."""
+        """Send a request whose time has come, after those that wait already or arrive now."""
+        self._take_due()
         self._held.append(index)
         if not self._sending:
             self._send_held()

@@ -190,18 +190,20 @@ def test_a_turn_does_not_overtake_those_held_before_it() -> None:
     assert list(client.sent) == [0, 2, 4]
 
 
+@pytest.mark.parametrize("steps", [1, 2])  # of one the end is known before the alarm is set
 @pytest.mark.parametrize("in_chunks", [False, True])
-def test_one_who_comes_as_a_turn_is_due_goes_first(in_chunks: bool) -> None:
-    """Both at 2 s, as the second of two steps ends, and the first request with it."""
+def test_one_who_comes_as_a_turn_is_due_goes_first(in_chunks: bool, steps: int) -> None:
+    """Both at 2 s, as the last step ends, and the first request with it."""
     load = sessions((0, 1, 1, -1, 0), (2, 1, 1, -1, 0), (None, 1, 1, 0, 0), max_concurrency=1)
     env, order = simpy.Environment(), []
 
     def submit(request: Request) -> None:
         order.append(request.id)
-        env.timeout(1.0).callbacks.append(partial(step, request))
+        step(request, steps)
 
-    def step(request: Request, _: simpy.Event) -> None:
-        env.timeout(1.0).callbacks.append(lambda _: client.finished(request))
+    def step(request: Request, left: int) -> None:
+        on = partial(step, request, left - 1) if left > 1 else partial(client.finished, request)
+        env.timeout(2 / steps).callbacks.append(lambda _: on())
 
     if in_chunks:
         client = StreamClient(env, 3, 3, iter([load]), submit, turns=Turns(load))
