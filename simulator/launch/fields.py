@@ -38,11 +38,11 @@ class EngineField(NamedTuple):
     def is_in(self, release: Release) -> bool:
         """Say whether a release of vLLM has it."""
         last = read_since(self.until) or release
-        return read_since(self.since) <= release[:2] <= last
+        return read_since(self.since) <= release and release[: len(last)] <= last
 
     def why_not_in(self, release: Release) -> str:
         """Say that a release does not have it, and which do."""
-        came = read_since(self.since) > release[:2]
+        came = read_since(self.since) > release
         what = f"came with {self.since}" if came else f"went after {self.until}"
         return f"vLLM {write_release(release)} has no such option: it {what}"
 

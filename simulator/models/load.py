@@ -88,12 +88,13 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if wrong := why_not_regular(path):
         raise ScenarioError("model", wrong)
     if path.suffix == ".gguf" or path.name == "params.json":
-        raise ScenarioError("model", f"{path} is {FOREIGN[path.suffix]}: give {INSTEAD}")
+        raise ScenarioError(
+            "model", f"{path} is {FOREIGN[path.suffix]}: give its config.json or hub name"
+        )
     return read_config(path)
 
 
 FOREIGN = {".gguf": "a GGUF file", ".json": "Mistral's own format"}
-INSTEAD = "the folder's config.json, or the model's name on the hub"
 
 
 def _config_in(folder: Path) -> Path:
@@ -102,8 +103,7 @@ def _config_in(folder: Path) -> Path:
         return path
     ours = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
     there = f"has {', '.join(ours[:3])} and" if ours else "has"
-    foreign = f"; params.json is {FOREIGN['.json']}: give the model's name on the hub"
-    why = foreign if "params.json" in ours else ""
+    why = "; params.json is Mistral's own: give the hub's name" if "params.json" in ours else ""
     raise ScenarioError("model", f"{str(folder)!r} {there} no config.json{why}")
 
 

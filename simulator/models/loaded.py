@@ -128,6 +128,8 @@ OF_LAYERS = ("output_partition_size", "input_size_per_partition")
 def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: int) -> None:
     """Raise ValueError, in the engine's words, where GPUs would share a block of weights.
 
+    It names the least change after which they do not: whole experts, or fewer GPUs.
+
     As validate_fp8_block_shape and Fp8MoEMethod (vLLM, SGLang) for blocks, AWQLinearMethod and
     GPTQLinearMethod for groups. Kernels of experts in int4 take narrower groups; bitsandbytes,
     which has scales of 4 bytes, takes any size.
@@ -137,18 +139,19 @@ def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: in
         return
     at = int(module.split == "inputs")
     size, block = module.share(gpus, kv_heads)[at], (found.rows, found.group)[at]
-    if not block or size % block == 0:
+    by_blocks = found.rows > 1
+    by_groups = found.word.startswith("int") and found.scale < 4 and not module.is_expert
+    if not block or size % block == 0 or not (by_blocks or by_groups):
         return
-    why = ""
-    if found.rows > 1:
+    why = "The input size is not aligned with the quantized weight shape"
+    if by_blocks:
         whose = f"The {OF_EXPERTS[at]} weight" if module.is_expert else f"Weight {OF_LAYERS[at]}"
         why = f"{whose} = {size} is not divisible by weight quantization block_{'nk'[at]} = {block}"
-    elif found.word.startswith("int") and found.scale < 4 and not module.is_expert:
-        why = "The input size is not aligned with the quantized weight shape"
-    if why:
-        raise ScenarioError(
-            "engine.tensor_parallel_size", f"{gpus} is refused: {why} ({module.name})"
-        )
+    fewer = (n for n in range(gpus, 0, -1) if gpus % n == 0)
+    fits = next((n for n in fewer if module.share(n, kv_heads)[at] % block == 0), 1)
+    least = "enable_expert_parallel=true" if module.is_expert else f"tensor_parallel_size={fits}"
+    what = f"{gpus} is refused: {why} ({module.name}); it loads with engine.{least}"
+    raise ScenarioError("engine.tensor_parallel_size", what)
 
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
-from simulator.launch.fields import NAMES
 from simulator.models.config_json import SINCE
 from simulator.models.engine_sizes import LONGER
 from simulator.models.gpus import find_gpu
@@ -182,7 +181,7 @@ def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterato
     if longest > most:
         beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of"
         asked = LONGER.get(engine.name)
-        what = f": {NAMES[engine.name]} takes it only with {asked}=1" if asked else ""
+        what = f": a server takes it only with {asked}=1" if asked else ""
         yield f"{beyond} {model.name}{what}"
     if engine.name == VLLM and release_of(engine) < tuple(map(int, since.split("."))):
         yield f"vLLM {engine.version} does not start {model.name}: {model.family} came with {since}"

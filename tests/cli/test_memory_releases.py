@@ -183,3 +183,28 @@ def test_no_length_beyond_the_positions_is_proposed(capsys: pytest.CaptureFixtur
     shape = "memory --model llama-3-8b --gpu H100-80GB --max-model-len 2000000"
     assert main(shape.split()) == 1
     assert "it starts with --max-model-len 8192" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ("--model Qwen/Qwen3-235B-A22B-FP8 --gpu H100 --tp 8", "enable_expert_parallel=true"),
+        ("--model Qwen/Qwen3-32B-AWQ --gpu H100 --tp 16", "tensor_parallel_size=8"),
+    ],
+)
+def test_blocks_that_gpus_would_share_are_told_with_a_change(
+    capsys: pytest.CaptureFixture[str], options: str, change: str
+) -> None:
+    shape = ["memory", *options.split()]
+    assert main(shape) == 2
+    assert f"; it loads with engine.{change}\n" in capsys.readouterr().err
+    assert main([*shape, "--set", f"engine.{change}"]) == 0
+
+
+def test_bytes_of_a_cache_came_with_a_patch_release(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the wheels of vLLM 0.10.1 and 0.10.2."""
+    command = "vllm serve llama-3-8b --kv-cache-memory-bytes 10G"
+    shape = ["memory", "--gpu", "H100", "--command", command, "--set"]
+    assert main([*shape, "engine.version=0.10.1"]) == 2
+    assert "no such option: it came with 0.10.2" in capsys.readouterr().err
+    assert main([*shape, "engine.version=0.10.2"]) == 0

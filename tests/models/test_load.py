@@ -127,12 +127,15 @@ def test_what_is_no_config_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json$"):
         load_model(tmp_path)
     (tmp_path / "params.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"has params\.json and no config\.json; params\.json is"):
+    with pytest.raises(
+        ValueError,
+        match=r"has params\.json and no config\.json; params\.json is Mistral's own: give the hub",
+    ):
         load_model(tmp_path)
     with pytest.raises(ValueError, match=r"params\.json is Mistral's own format: give"):
         load_model(tmp_path / "params.json")
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03")
-    with pytest.raises(ValueError, match=r"is a GGUF file: give the folder's config\.json"):
+    with pytest.raises(ValueError, match=r"is a GGUF file: give its config\.json"):
         load_model(tmp_path / "model.gguf")
 
 
