@@ -424,7 +424,7 @@ def _finish(launch: Launch, command: Command) -> None:
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
     if command.replicas != 1:
-        told = f"its manifest has {command.replicas} replicas, as cluster.replicas: one is read"
+        told = f"1 of the manifest's {command.replicas} replicas is simulated: cluster.replicas"
         launch.told.append(told)
     variables = [name for name in command.environment if name.startswith(VARIABLES)]
     if unread := [name for name in variables if name not in LONGER.values()]:

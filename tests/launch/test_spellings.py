@@ -168,7 +168,7 @@ def test_an_end_of_a_line_ends_a_command(script: str, seqs: int) -> None:
 def test_replicas_of_a_manifest_are_told(manifest: str, replicas: int) -> None:
     rest = "image: 'vllm/vllm-openai:v0.24.0', command: [--model, M]"
     launch = read_launch(manifest.format(rest=rest, one=f"{{{rest}}}"))
-    told = f"its manifest has {replicas} replicas, as cluster.replicas: one is read"
+    told = f"1 of the manifest's {replicas} replicas is simulated: cluster.replicas"
     assert launch.told == ([told] if replicas > 1 else [])
 
 
@@ -198,3 +198,10 @@ def test_whole_prompts_of_sglang_need_no_long_step() -> None:
     workload = {"num_prompts": 2, "request_rate": 1, "input_len": 9000, "output_len": 2}
     scenario = load_scenario({"gpu": {"name": "H100"}, "workload": workload}, [command])
     assert scenario.engine.enable_chunked_prefill is False
+
+
+def test_options_of_drafts_went_before_the_releases_that_are_known() -> None:
+    """By the wheels of vLLM 0.8.2 and 0.8.3."""
+    with pytest.raises(HeadwayError) as told:
+        read_launch("vllm serve M --speculative-model D --num-speculative-tokens 3")
+    assert str(told.value).count("has no such option: it went after 0.8.2") == 2
