@@ -444,9 +444,9 @@ def _tell_copies(launch: Launch) -> None:
         return
     each = copies / prod(launch.engine.get(f"{how}_parallel_size", 1) for how in ("tensor", "data"))
     with suppress(ValueError):  # what is wrong with the model is said where it is loaded
-        size = copies_bytes(load_model(launch.model), each) / 2**30
-        what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
-        launch.told.append(what)
+        if size := copies_bytes(load_model(launch.model), each) / 2**30:
+            what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
+            launch.told.append(what)
 
 
 def _finish_host(launch: Launch) -> None:

@@ -74,9 +74,8 @@ class EngineSizes(EngineConfig):
 
     def _own_cache(self, checkpoint: Quantization) -> str:
         """Dtype of the KV cache where a checkpoint says it and `kv_cache_dtype` is auto."""
-        own, method = checkpoint.cache, checkpoint.method
-        key = own if method.startswith("modelopt") else method
-        since = CACHE_SINCE.get(key)
+        method, own = checkpoint.method, checkpoint.cache
+        since = CACHE_SINCE.get(own if method.startswith("modelopt") else method)
         read = self.fraction_of != "all" or (since is not None and self.release >= since)
         return own if read else ""
 

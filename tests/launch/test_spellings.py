@@ -184,6 +184,8 @@ def test_copies_of_experts_are_told_with_their_bytes(command: str) -> None:
     """4 x 58 layers x 44 MB."""
     what = "4 more experts on each GPU take 9.5 GiB, which is not counted"
     assert what in read_launch(command).told
+    dense = read_launch(command.replace("deepseek-v3", "llama-3-8b")).told
+    assert not any("experts on each GPU" in line for line in dense)
 
 
 def test_partial_prefills_are_refused_as_by_vllm() -> None:
