@@ -180,12 +180,8 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
         told += f"; worst {', '.join(map(' '.join, worst.items()))}" if worst else ""
         dollars += [row["dollars_per_day"]] if held else []
         tried = f" of {len(those)} targets" if len(those) > 1 and scaled else ""
-        which = (
-            ", the cheapest"
-            if held
-            else f": none{tried} keeps the levels ({row['reason']}); the smallest"
-        )
-        yield f"  {words}{which}: {told} ({best.label})"
+        none = f": none{tried} keeps the levels ({row['reason']}); the smallest"
+        yield f"  {words}{', the cheapest' if held else none}: {told} ({best.label})"
     if len(dollars) == len(kinds) and None not in dollars:
         less = 1.0 - (dollars[0] or 0.0) / (dollars[1] or 1.0)
         yield f"  autoscaling {'saves' if less > 0 else 'costs'} {abs(less):.0%}"

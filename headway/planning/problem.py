@@ -149,6 +149,7 @@ class PlanProblem:
 
     def settings(self, candidate: DesignPoint, wanted: PlannedRun) -> list[tuple[str, str]]:
         """Return the keys to set for one run."""
+        assert candidate.scenario is not None
         keys = [*candidate.varied.items(), ("seed", str(self.seed + wanted.replication))]
         key = candidate.key or self.key
         searched = key == "workload.request_rate"
@@ -158,12 +159,10 @@ class PlanProblem:
         if count:
             keys.append(("workload.request_rate", ".inf"))
         elif wanted.seconds is not None:
-            assert candidate.scenario is not None
             rate = wanted.at if searched else candidate.scenario.workload.generator.request_rate
             rate *= self.change.load
             count = round(rate * wanted.seconds * _requests_per_arrival(candidate.scenario))
         if self.change.load != 1.0:
-            assert candidate.scenario is not None
             generator = candidate.scenario.workload.generator
             if candidate.scenario.workload.trace is None and generator.request_rate == inf:
                 count = count or round(generator.num_prompts * self.change.load)

@@ -5,7 +5,7 @@ from typing import Any
 
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
-from simulator.results.service_levels import Judged, short
+from simulator.results.service_levels import Judged, short, three_digits
 from simulator.results.steady_state import ASK, TREND, overload
 from simulator.util.errors import printable
 
@@ -13,6 +13,7 @@ LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""
 JUDGED = (DOLLARS.key, "request_goodput", "slo_attainment", "output_throughput", "mean_e2el_ms")
 """What decides between runs that keep their service levels, the first that differs."""
+NONE_KEEPS = "none keeps the service levels"
 Summary = Mapping[str, Any]
 Chance = Callable[[int, Mapping[int, str]], tuple[bool, str]]
 
@@ -39,7 +40,7 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
     if len(held) == 1:
         return held[0], "the only one that keeps the service levels"
     if not held:
-        return None, f"none keeps the service levels{' for long: queues grow' if kept else ''}"
+        return None, f"{NONE_KEEPS}{' for long: queues grow' if kept else ''}"
     place, why = _first(summaries, held, (*_dollars(summaries, held), *JUDGED[1:]))
     of = "between" if place is None else "of"
     return place, f"{why} {of} the {len(held)} that keep the service levels"
@@ -65,10 +66,8 @@ def apart(summaries: Sequence[Summary], best: int) -> dict[int, str]:
 
 def prices_differ(summaries: Sequence[Summary]) -> bool:
     """Say whether what runs pay in a second differs; False where a price is not known."""
-    told = [
-        (metric_value(one, DOLLARS.key), metric_value(one, "output_throughput"))
-        for one in summaries
-    ]
+    keys = DOLLARS.key, "output_throughput"
+    told = [[metric_value(one, key) for key in keys] for one in summaries]
     paid = [cost * speed for cost, speed in told if cost is not None and speed is not None]
     if len(paid) < max(len(told), 2):
         return False
@@ -133,8 +132,7 @@ def _in_words(key: str, value: float) -> str:
     label, _, unit = metric.label.removesuffix(")").partition(" (")
     if label[1].islower():  # not P99 TTFT, nor SLO attainment
         label = label[0].lower() + label[1:]
-    value *= metric.scale
-    amount = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    amount = three_digits(value * metric.scale)
     return f"the {'highest' if metric.better > 0 else 'lowest'} {label} ({amount} {unit})"
 
 
@@ -150,6 +148,16 @@ def part_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> Iterator[
         yield f"{bound}: {'; '.join(texts)}."
 
 
+def _excesses(summary: Summary) -> list[float]:
+    """Return by how much each service level is exceeded, relative to it; 0: it is kept.
+
+    That all requests are completed is none that anybody gave, unless some are lost.
+    """
+    found = map(Judged.of, metric_value(summary, "slo") or ())
+    told = {one.slo.text: one.slo.violation(one.value) for one in found}
+    return [excess for text, excess in told.items() if excess or text != "completion>=1"]
+
+
 def winner_lines(
     labels: Sequence[str], summaries: Sequence[Summary], chance: Chance | None = None
 ) -> list[str]:
@@ -161,23 +169,29 @@ def winner_lines(
     test: Chance = chance or (lambda *_: (True, ""))
     judged = any(metric_value(summary, "slo_met") is not None for summary in summaries)
     place, why = best_run(summaries)
+    done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
     if judged:
         lines = [*part_lines(labels, summaries)]
-        told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
         full = [metric_value(summary, "batch_occupancy") or 0.0 for summary in summaries]
-        known = [(round(share, 3), full[k], -k) for share, k in told if share is not None]
-        most = max(known, default=None)
+        share = [round(metric_value(s, "slo_attainment") or 0.0, 3) for s in summaries]
+        broken = [_excesses(summary) for summary in summaries]
+
+        def nearness(k: int) -> tuple[float, ...]:
+            return broken[k].count(0.0), -max(broken[k], default=0.0), share[k], full[k], -k
+
+        most = max(done, key=nearness, default=0)
         sure, words = test(place, apart(summaries, place)) if place is not None else (False, "")
         of = f"{labels[place]}: " if place is not None else ""
         lines.append(f"{'Winner' if sure else 'No winner'}: {of}{why}{words}.")
-        kept = any(metric_value(summary, "slo_met") for summary in summaries)
-        if place is None and most is not None and not kept:
-            lines.append(f"Nearest: {labels[-most[2]]}, {most[0]:.1%} of its requests keep them.")
-        elif why.startswith("no difference") and most and most[1] > (1 + ALIKE) * min(full):
-            label, share = labels[-most[2]], most[1]
-            lines.append(f"{label} has the fewest seats for it: {share:.1%} are taken on average.")
+        if why == NONE_KEEPS:
+            kept, levels = broken[most].count(0.0), len(broken[most])
+            told = [f"{kept} of {levels} service levels kept"] if levels > 1 else []
+            told += [f"{share[most]:.1%} of its requests keep them"] if share[most] else []
+            lines.append(f"Nearest: {', '.join([labels[most], *told])}.")
+        elif why.startswith("no difference") and full[most] > (1 + ALIKE) * min(full):
+            seats = f"{full[most]:.1%} are taken on average"
+            lines.append(f"{labels[most]} has the fewest seats for it: {seats}.")
     else:
-        done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
         no_level = "no service level is given (--slo, or goodput in the scenario)"
         lines = [f"No winner: {no_level if done else why}."]
         if place is not None and prices_differ([summaries[k] for k in done]):
@@ -188,10 +202,8 @@ def winner_lines(
         for key in LEADS[: 1 if grow else None] if len(done) > 1 else ():
             leader, what = _first(summaries, done, (key,))
             if leader is not None:
-                text = what[0].upper() + what[1:]
-                lines.append(
-                    f"{text}: {labels[leader]}{test(leader, dict.fromkeys(done, key))[1]}."
-                )
+                words = test(leader, dict.fromkeys(done, key))[1]
+                lines.append(f"{what[0].upper()}{what[1:]}: {labels[leader]}{words}.")
     costs = [summary.get("headway", {}) for summary in summaries]
     guessed = [
         label

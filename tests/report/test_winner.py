@@ -44,6 +44,27 @@ def test_where_none_keeps_them_the_nearest_is_named() -> None:
     ]
 
 
+def test_the_nearest_keeps_the_most_levels_whatever_its_requests() -> None:
+    """One that kept 1 of 4 was called the nearest; of as many the smallest excess decides."""
+    texts = [f"client paid: p{k}_ttft_ms<=100" for k in (50, 90, 95, 99)]
+
+    def run(attainment: float, *values: float) -> dict:
+        levels = [
+            {"bound": b, "value": v, "met": v <= 100} for b, v in zip(texts, values, strict=True)
+        ]
+        levels.append({"bound": "completion>=1", "value": 1.0, "met": True})
+        return summary(1, 1, met=False, slo_attainment=attainment, slo=levels)
+
+    runs = [
+        run(0.75, 90, 101, 102, 5470),
+        run(0.6, 90, 95, 120, 300),
+        run(0.5, 90, 95, 110, 250),
+    ]
+    told = winner_lines(["fcfs", "priority", "sjf"], runs)
+    (nearest,) = [line for line in told if line.startswith("Nearest")]
+    assert nearest == ("Nearest: sjf, 2 of 4 service levels kept, 50.0% of its requests keep them.")
+
+
 def test_of_equals_the_one_with_the_fewest_seats_is_named() -> None:
     """In whatever order they were given."""
     for met, told in (
