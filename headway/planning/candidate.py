@@ -96,14 +96,14 @@ class Candidate(DesignPoint):
         return interval(self.best.runs, metric, confidence)
 
     def speeds(self, *, of_best: bool) -> Iterator[tuple[Trial, float, float]]:
-        """Return, for each load tried, tokens/s per user and tokens/s of all.
+        """Return, for each load tried, tokens/s per user and tokens/s of all, by its longest look.
 
         `of_best`: only of the place that was found, as where the fleet's size was searched for.
         """
-        tried = self.result.trials
-        if of_best:
-            tried = [trial for trial in tried if trial is self.result.best]
-        for trial in tried:
+        longest = {one.at: one for one in sorted(self.result.trials, key=lambda t: t.looked_at)}
+        for trial in longest.values():
+            if of_best and trial is not self.result.best:
+                continue
             if tpot := interval(trial.runs, "mean_tpot_ms").mean:
                 yield trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean
 
@@ -232,12 +232,11 @@ def _figures(problem: PlanProblem, candidate: Candidate, trial: Trial) -> dict[s
     row["seconds_of_load"] = trial.seconds
     row["replications"] = len(trial.runs)
     values = {slo.metric: trial.value(slo) for slo in problem.criteria.slos}
-    metrics = values.keys()
-    for metric in metrics:
+    for metric in values:
         key = f"worst_window_{metric}"
         if key in trial.runs[0]:
             row[key] = trial.runs[0][key]
-    for metric in (*metrics, "request_throughput", "output_throughput"):
+    for metric in (*values, "request_throughput", "output_throughput"):
         found = interval(trial.runs, metric, problem.criteria.confidence)
         row[metric] = values.get(metric, found.mean)
         row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None

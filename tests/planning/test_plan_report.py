@@ -85,6 +85,16 @@ def test_a_candidates_speeds_are_a_users_and_those_of_all() -> None:
     assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 50.0)]  # type: ignore[arg-type]
 
 
+def test_a_load_that_long_runs_broke_is_drawn_by_these() -> None:
+    """It was a solid dot of its short run, on top of the Pareto front."""
+    numbers: dict[str, Any] = {"mean_tpot_ms": 10.0, "output_throughput": 50.0}
+    short, long = (Trial(1.0, s, [numbers], ok=s < 99) for s in (60.0, 240.0))
+    for trials in ([short, long], [long, short]):
+        candidate = SimpleNamespace(result=SimpleNamespace(trials=trials, best=None))
+        (drawn,) = Candidate.speeds(candidate, of_best=False)  # type: ignore[arg-type]
+        assert drawn[0] is long
+
+
 def test_what_costs_nothing_is_drawn_at_nothing() -> None:
     trial = object()
     result = SimpleNamespace(best=None, trials=[trial])
