@@ -175,8 +175,10 @@ def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
     return {key: _within_limits(key, estimate(values)) for key, values in found.items()}
 
 
-def _within_limits(key: str, found: Estimate) -> Estimate:
-    return replace(found, least=0.0, most=1.0 if key.startswith("slo_attainment") else inf)
+def _within_limits(key: str, found: Estimate, first: float = 0.0) -> Estimate:
+    """End the intervals where the metric does, of its difference to a `first` one where that is."""
+    most = 1.0 if key.startswith("slo_attainment") else inf
+    return replace(found, least=-first, most=most - first)
 
 
 def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:
@@ -291,7 +293,8 @@ def compare_intervals(
         count = tested[0].difference.count if tested else 0
         rows = [(f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")]
         for one in same:
-            metric, apart = find_metric(one.metric), one.difference
+            metric = find_metric(one.metric)
+            apart = _within_limits(one.metric, one.difference, one.first.mean)
             first, other = (f"{e.mean * metric.scale:,.2f}" for e in (one.first, one.other))
             p = "<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}"
             span = f"{apart.mean * metric.scale:+,.2f}", _range(metric, apart.interval, "+,.2f")
@@ -391,7 +394,7 @@ def encode_differences(
             row |= {"low": low, "high": high}
             if key in by_metric:
                 one = by_metric[key]
-                low, high = one.difference.interval
+                low, high = _within_limits(key, one.difference, one.first.mean).interval
                 row |= {"difference": one.difference.mean}
                 row |= {"difference_low": low, "difference_high": high}
                 row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": VERDICTS[verdict(one)]}

@@ -347,6 +347,16 @@ def test_where_prices_differ_the_cost_of_a_token_is_compared(other, told):
         assert (row.difference > 0, row.verdict) == (True, "worse")
 
 
+def test_no_difference_is_more_than_the_metric_can_be():
+    """0.9 on average lose no more than that: the interval went down to -0.98."""
+    values = [0.9, 1.0, 0.8], [0.0, 0.2, 0.0]
+    runs = [[{"slo_attainment": value} for value in same] for same in values]
+    found = differences(runs)
+    assert " -90.00 to " in compare_intervals(["a", "b"], found)
+    rows = pd.read_csv(BytesIO(encode_differences([{"run": "a"}, {"run": "b"}], runs, found)))
+    assert rows.difference_low.min() == pytest.approx(-0.9)
+
+
 def test_lines_that_are_left_out_are_counted():
     """What is within 1 % and may be chance is left out."""
     runs = runs_with([0.8, 0.82, 0.8], [0.8, 0.82, 0.801])
@@ -369,6 +379,7 @@ def test_a_factor_that_may_be_chance_is_shown_with_the_pairs_that_decide():
     row = next(line for line in said.splitlines() if line.startswith("Mean TTFT"))
     assert row.endswith(" ?")
     assert "18,633.33" in row
+    assert "-18,633.33 to " in row  # no latency is less than 0
 
 
 @pytest.mark.medium
