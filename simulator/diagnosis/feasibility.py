@@ -46,7 +46,7 @@ class Obstacle(NamedTuple):
     def __str__(self) -> str:
         """Say it in a line, with the change."""
         told = settings(self.change)
-        told = f"it fits with {told}" if self.memory else f"it takes {told} or more"
+        told = f"it fits with {told}" if self.memory else f"{told} has a fifth to spare"
         return f"{self.text}; " + (told if self.change else "no key is known that helps")
 
 
