@@ -226,7 +226,7 @@ def test_the_dtype_is_one_that_the_gpu_has(name: str, card: str, dtype: str, sho
 def test_a_caches_own_precision_counts_beside_a_dtype() -> None:
     """`--dtype bfloat16` is not that of a cache whose scales the checkpoint has."""
     model = load_model("llama-3.1-8b")
-    fp8 = replace(model, checkpoint=Quantization((), cache="fp8"))
+    fp8 = replace(model, checkpoint=Quantization((), "fp8", "modelopt"))
     assert EngineSizes(dtype="bfloat16").cache(fp8) == "fp8"
     assert EngineSizes(dtype="bfloat16", kv_cache_dtype="bfloat16").cache(fp8) == "bfloat16"
 
