@@ -375,6 +375,12 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
     holding = [candidate for candidate in candidates if candidate.result.best is not None]
     if not holding:
         raise NoAnswerError(none_holds(problem, candidates))
+    found = ranks(problem, holding)
+    return holding[found.index(min(found))]
+
+
+def ranks(problem: PlanProblem, holding: Sequence[Candidate]) -> list[tuple[float, float]]:
+    """Return what `choose_best` goes by, of each candidate that holds: the least is the best."""
     gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
     weights: Sequence[float] = gpus if None in prices else prices
     if problem.by_energy:
@@ -386,7 +392,7 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
-    return holding[min(range(len(holding)), key=rank)]
+    return [rank(k) for k in range(len(holding))]
 
 
 def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from headway.planning.candidate import Candidate, looked_at, result_row
 from headway.planning.design import axes_of, fold_errors
 from headway.planning.journal import open_journal
-from headway.planning.plan import JOURNAL, Runs, choose_best, find_best
+from headway.planning.plan import JOURNAL, Runs, choose_best, find_best, ranks
 from headway.planning.plan_folder import choose_folder, question_key
 from headway.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
 from headway.planning.runs import encode_csv, scenario_cost_lines
@@ -77,8 +77,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
     text = [*problem.of_pods, problem.under, "", align(lines, heads=0), ""]
-    words = [*_in_words(problem, best), *_by_need(problem, candidates)]
-    return "\n".join([*text, *notes, *words])
+    return "\n".join([*text, *notes, *_words(problem, candidates, best)])
 
 
 def _cells(
@@ -116,7 +115,7 @@ def _range(candidate: Candidate) -> str:
     return f"{least} to {most}"
 
 
-def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
+def _words(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> Iterator[str]:
     """Say what is best, what it takes and how far it goes."""
     row = result_row(problem, best)
     place = f"{problem.key}={row['at']:g} " if problem.key and not scales(best.scenario) else ""
@@ -129,17 +128,14 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
     if row["reason"]:
         where = "above it" if problem.searches_rate else "below it"
-        parts.append(
-            f"{where} {row['broke']} breaks" if row["broke"] else f"{where}: {row['reason']}"
-        )
+        why = f" {row['broke']} breaks" if row["broke"] else f": {row['reason']}"
+        parts.append(where + why)
     if row["headroom"] is not None:
         share = f"{100 * abs(row['headroom']):.0f} %"
         short = row["headroom"] < 0
         parts.append(f"{share} below the offered load" if short else f"headroom {share}")
-    count = f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}"
-    parts.append(
-        f"{count}, ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else count
-    )
+    price = f", ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else ""
+    parts.append(f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}{price}")
     if problem.by_energy:
         parts.append(f"{row['power_w']:,.4g} W, {row['joules_per_output_token']:.3g} J/token")
     if row["dollars_per_million_output_tokens"] is not None:
@@ -150,6 +146,8 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     if told and not problem.searches_rate:  # a largest rate is where a bound is just kept
         yield f"  {'; '.join(told)}"
     yield from _caveats(problem, best, row)
+    yield from _ties(problem, candidates, best)
+    yield from _by_need(problem, candidates)
 
 
 def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[str]:
@@ -187,6 +185,15 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
         yield f"  autoscaling {'saves' if less > 0 else 'costs'} {abs(less):.0%}"
 
 
+def _ties(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> Iterator[str]:
+    """Name those that serve as much for their price as the best, within the tolerance."""
+    held = [one for one in candidates if one.result.best is not None]
+    gains, within = [rank[0] for rank in ranks(problem, held)], problem.criteria.tolerance
+    for one, gain in zip(held, gains, strict=True):
+        if problem.searches_rate and one is not best and gain <= (1 - within) * min(gains):
+            yield f"  too close to tell: {one.label}, within the tolerance of {100 * within:g} %"
+
+
 WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide
 
 
@@ -194,10 +201,8 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
     """Say what the answer lacks for want of time or runs."""
     criteria = problem.criteria
     if row["cut_short"]:
-        yield (
-            f"  cut short: the verdict needs runs longer than {criteria.max_seconds:g} s "
-            "(--max-duration)"
-        )
+        longest = f"{criteria.max_seconds:g} s (--max-duration)"
+        yield f"  cut short: the verdict needs runs longer than {longest}"
     beyond = best.result.beyond
     if beyond is not None and not beyond.sure and not problem.searches_rate:
         yield f"  too close to tell at {beyond.at:g}, in {looked_at(beyond)}: it may be enough, too"
@@ -291,7 +296,7 @@ def write_plan(
         "candidates": rows,
     }
     if not answer:
-        first, *others = [*_in_words(problem, best), *_by_need(problem, candidates)]
+        first, *others = _words(problem, candidates, best)
         answer = [first.removeprefix("* "), f"  {problem.under}", *others]
     report["answer"] = [*answer]
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
@@ -387,13 +392,10 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     if max(seen) > 3 * min(seen):
         log_scale(axes, "y")
     bounds = [slo.text for slo in slos if slo.metric != "completion"]
-    axes.set_title(
-        f"How near to {', '.join(bounds)}" if len(bounds) == 1 else "How near to the bounds"
-    )
+    axes.set_title(f"How near to {bounds[0] if len(bounds) == 1 else 'the bounds'}")
     if len(bounds) > 1:
-        axes.legend(
-            [], [], title="\n".join(bounds), loc="best", title_fontsize=10
-        )  # off the points
+        # Off the points.
+        axes.legend([], [], title="\n".join(bounds), loc="best", title_fontsize=10)
     axes.set_xlabel(label)
     if problem.high:
         axes.locator_params(axis="x", integer=True)

@@ -77,8 +77,12 @@ def test_seats_that_nobody_takes_are_not_tried_again(scenario: Path):
         "cost.per_token=0.02",
     ]
     vary = {"engine.max_num_seqs": [64, 128]}
-    again = plan(scenario, ["mean_ttft_ms<=1100"], vary, jobs=1, overrides=sglang)
+    out = scenario.parent / "out"
+    again = plan(scenario, ["mean_ttft_ms<=1100"], vary, jobs=1, overrides=sglang, out=out)
     assert again["holds"].all()
+    answer = json.loads((out / "plan.json").read_text())["answer"]
+    (tie,) = [line for line in answer if line.startswith("  too close to tell: ")]
+    assert re.fullmatch(r".*: engine.max_num_seqs=(64|128), within the tolerance of 5 %", tie)
 
 
 def test_the_cheapest_that_holds_the_load(scenario: Path):
