@@ -68,8 +68,7 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     ranked, variants = market.with_variants(by_headroom(ranked), runs)
     runs.enter("The best two, in longer runs")
     ranked = _confirm(_no_shorter(problem, market.quick()), ranked, runs)
-    variants = [*variants, *market.left_out(offers)]
-    answer = Answer(ranked, offers, market.priced, variants)
+    answer = Answer(ranked, offers, market.priced, [*variants, *market.left_out(offers)])
     cheap = [one for one in live if _broke_below(one, ranked[0].cost)]
     changes = _changes(problem, market, ranked, runs, cheap)
     answer.changes = [*changes, *_dearer(ranked, market.priced)]

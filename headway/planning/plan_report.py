@@ -18,6 +18,7 @@ from headway.planning.search import PlannedRun, not_monotone
 from headway.planning.verdict import Trial, interval
 from headway.report.text import align
 from headway.report.vllm_serve import serve_command, warn_of_lost_policies
+from simulator.results.service_levels import short
 from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
@@ -93,12 +94,12 @@ def _cells(
         begins = "from " if problem.key == REPLICAS and scales(candidate.scenario) else ""
         yield f"{begins}{row['at']:g}" if problem.key else "yes"
     for name in metrics:
-        yield "-" if row[name] is None else f"{row[name]:,.4g}"
+        yield "-" if row[name] is None else short(row[name])
     yield "-" if row["attainment"] is None else f"{100 * row['attainment']:.2f}"
     yield row["reason"] or "-"
     yield "-" if row["headroom"] is None else f"{100 * row['headroom']:.0f}"
     for name in _columns(problem):
-        yield "-" if row[name] is None else f"{row[name]:,.4g}"
+        yield "-" if row[name] is None else short(row[name])
 
 
 def _columns(problem: PlanProblem) -> dict[str, str]:
@@ -132,8 +133,8 @@ def _words(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidat
         parts.append(where + why)
     if row["headroom"] is not None:
         share = f"{100 * abs(row['headroom']):.0f} %"
-        short = row["headroom"] < 0
-        parts.append(f"{share} below the offered load" if short else f"headroom {share}")
+        less = row["headroom"] < 0
+        parts.append(f"{share} below the offered load" if less else f"headroom {share}")
     price = f", ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else ""
     parts.append(f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}{price}")
     if problem.by_energy:

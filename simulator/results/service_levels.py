@@ -286,7 +286,7 @@ class Judged(NamedTuple):
 
 def short(value: float) -> str:
     """Write four digits, and all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
 
 
 def three_digits(value: float) -> str:

@@ -11,7 +11,7 @@ import pytest
 from headway.cli.main import main
 from headway.planning.candidate import Candidate
 from headway.planning.plan import _would_do
-from headway.planning.plan_report import _abscissa, _draw
+from headway.planning.plan_report import COLUMNS, _abscissa, _cells, _draw
 from headway.planning.runs import read_metric_values
 from headway.planning.verdict import Trial
 from simulator import load_scenario, run
@@ -93,6 +93,16 @@ def test_a_load_that_long_runs_broke_is_drawn_by_these() -> None:
         candidate = SimpleNamespace(result=SimpleNamespace(trials=trials, best=None))
         (drawn,) = Candidate.speeds(candidate, of_best=False)  # type: ignore[arg-type]
         assert drawn[0] is long
+
+
+def test_a_number_of_the_table_has_all_its_digits_before_the_point() -> None:
+    """It was 1.433e+04."""
+    trial = SimpleNamespace(scenario=None)
+    row = dict.fromkeys(("attainment", "reason", "headroom", *COLUMNS))
+    row |= {"holds": False, "p99_ttft_ms": 14_330.4}
+    problem = SimpleNamespace(criteria=SimpleNamespace(window=None))
+    cells = _cells(problem, trial, row, ["p99_ttft_ms"])  # type: ignore[arg-type]
+    assert [*cells][:2] == ["no", "14,330"]
 
 
 def test_what_costs_nothing_is_drawn_at_nothing() -> None:

@@ -206,7 +206,7 @@ def test_a_class_has_bounds_of_its_own_and_its_share_is_a_level() -> None:
     assert own["slo"][0]["value"] == 0.75
     assert own["per_client"]["a"]["slo_attainment"] == 0.5
     (text,) = (one["text"] for one in own["diagnosis"] if one["rule"] == "levels")
-    assert "P90 E2EL is 1.05 times its bound (8400 ms; the bound is 8000 ms)" in text
+    assert "P90 E2EL is 1.05 times its bound (8,400 ms; the bound is 8,000 ms)" in text
 
 
 def test_bounds_of_a_class_are_read_written_and_refused() -> None:
