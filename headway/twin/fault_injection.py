@@ -141,7 +141,5 @@ class FailureRates:
 
     def draw(self) -> str | None:
         """Say in which of the FAILURES the next request fails; None: not at all."""
-        if not self.rates:
-            return None
         names, rates = [*self.rates], [*self.rates.values()]
         return self._random.choice([*names, None], p=[*rates, max(1 - sum(rates), 0)])  # type: ignore[arg-type,no-any-return]

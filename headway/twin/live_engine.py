@@ -89,7 +89,7 @@ class LiveEngine:
         self.on_end: Callable[[Stream, str], None] = _ignore
         self.on_step: Callable[[EngineCore, Step], None] = _ignore
         self.kv_events: Mapping[EngineCore, Publisher] = {}
-        self._serial = 0
+        self.next_id = 0  # of the request that is submitted next
         self._first = 0  # id of the first request in `asked`
         self._asked: list[Asked] = []
         self._stamp = -1.0
@@ -136,11 +136,6 @@ class LiveEngine:
         return None if predictor is None else predictor.predict(request)
 
     @property
-    def next_id(self) -> int:
-        """Id of the request that is submitted next."""
-        return self._serial
-
-    @property
     def block_size(self) -> int:
         """Tokens of a KV block."""
         return self.cores[0].scheduler.blocks.block_size
@@ -176,13 +171,13 @@ class LiveEngine:
         asked.arrival = now = self.env.now
         self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
         lengths = asked.prompt_tokens, asked.output_tokens
-        request = Request(self._serial, arrival, *lengths, asked.client)
+        request = Request(self.next_id, arrival, *lengths, asked.client)
         request.priority, request.segments = asked.priority, asked.segments
         request.max_tokens = asked.max_tokens
         hint = self._predict(request, asked) if asked.hint is None else asked.hint
         most = inf if asked.max_tokens is None else asked.max_tokens
         asked.hint = request.hint = None if hint is None else int(min(hint, most))
-        self._serial += 1
+        self.next_id += 1
         self._asked.append(asked)
         return request
 
@@ -286,9 +281,9 @@ class LiveEngine:
 
     def _prune(self) -> None:
         """Forget requests and steps, where there are twice as many as are kept."""
-        if self._serial - self._first < 2 * KEPT:
+        if self.next_id - self._first < 2 * KEPT:
             return
-        new = min(self.streams, default=self._serial)
+        new = min(self.streams, default=self.next_id)
         if new - self._first < KEPT:
             return
         before = min((one.sent_at for one in self.streams.values()), default=self.env.now)
@@ -317,7 +312,7 @@ class LiveEngine:
         log = deepcopy(core.log)
         if self._first == 0:
             return log
-        return split_log(log, range(self._first, self._serial), 0.0, {}, last=True)
+        return split_log(log, range(self._first, self.next_id), 0.0, {}, last=True)
 
 
 def replica_scenarios(scenario: Scenario) -> list[Scenario]:

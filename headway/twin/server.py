@@ -21,7 +21,7 @@ from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
 from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody, refuse
 from headway.twin.api.chat_template import own_template, read_template
-from headway.twin.api.cross_origin import allow, is_preflight, preflight
+from headway.twin.api.cross_origin import allow, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
@@ -127,8 +127,8 @@ class Server:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
-        if is_preflight(request):
-            return preflight(self.origins, request)
+        if (answer := preflight(self.origins, request)) is not None:
+            return answer
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
         if is_foreign(request, hosts, self.origins):
             origin = request.headers.get("Origin")

@@ -28,7 +28,7 @@ GRANTS = {
     "time on servers nobody tuned on": (400, 400, 0, 0),
     "drafts of SGLang": (280, 491, 2, 2),
     "recordings by the configuration that vLLM derives itself": (70, 130, 0, 0),
-    "serve, as a stranger tried it": (60, 160, 0, 0),
+    "serve, as a stranger tried it": (60, 168, 0, 0),
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
     "traces, as a stranger read them": (120, 120, 0, 0),
     "traces, as a second stranger read them": (40, 60, 0, 0),

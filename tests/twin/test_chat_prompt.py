@@ -97,8 +97,38 @@ def test_a_template_sees_tools_calls_and_what_the_body_says() -> None:
 
 
 def test_what_a_template_objects_to_is_told() -> None:
-    with pytest.raises(BadRequestError, match="no <system> here"):
+    with pytest.raises(BadRequestError, match=r"^no <system> here$"):
         rendered(messages=[{"role": "system", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [("", "[system a\n\nb\n\nc] [user d] "), ("{# 'developer' #}", "[user d] [developer b] ")],
+)
+def test_developers_are_the_system_where_a_template_does_not_know_them(
+    template: str, text: str
+) -> None:
+    """As in vLLM: one message at the beginning."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "d"},
+        {"role": "developer", "content": "b"},
+        {"role": "system", "content": "c"},
+    ]
+    if template:
+        messages = messages[1:3]
+    seen: list[str] = []
+
+    class Seen(TokenCounter):
+        def encode(self, text: str) -> list[int]:
+            seen.append(text)
+            return [1]
+
+    counter = Seen()
+    each = "{% for m in messages %}[{{ m.role }} {{ m.content }}] {% endfor %}"
+    counter.template = ChatTemplate(template + each, "here")
+    chat_prompt(ChatBody.model_validate({"messages": messages}), counter)
+    assert seen == [text]
 
 
 @pytest.mark.parametrize("word", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])

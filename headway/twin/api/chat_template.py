@@ -1,6 +1,7 @@
 """A model's chat template, which makes one text of a chat: from a tokenizer's folder or a file."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +46,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise HeadwayError(f"{place}:{error.lineno}: chat template: {error.message}") from None
         self._special = special or {}
+        self._knows_developers = bool(re.search("\"developer\"|'developer'", source))
         self.takes_parts = self._takes_parts()
 
     def _takes_parts(self) -> bool:
@@ -61,12 +63,26 @@ class ChatTemplate:
         """Return the prompt's text; raise BadRequestError with what the template objects to."""
         tools = [tool.model_dump() for tool in chat.tools or ()] or None
         given = {**self._special, **(chat.chat_template_kwargs or {})}
+        if not self._knows_developers and any(one["role"] == "developer" for one in messages):
+            messages = _without_developers(messages)
         given |= {"messages": messages, "tools": tools, "documents": chat.documents}
         given["add_generation_prompt"] = chat.add_generation_prompt
         try:
             return self._template.render(given)
         except Exception as error:  # whatever it was: a template is a program
             raise BadRequestError.of("template", error=error) from None
+
+
+def _without_developers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages of developers as the system's, in one at the beginning, as vLLM does."""
+    found = [one if one["role"] != "developer" else {**one, "role": "system"} for one in messages]
+    own = [one["content"] for one in found if one["role"] == "system"]
+    texts = (
+        text if isinstance(text, str) else "\n".join(one["text"] for one in text if "text" in one)
+        for text in own
+    )
+    merged = {"role": "system", "content": "\n\n".join(filter(None, texts))}
+    return [merged, *(one for one in found if one["role"] != "system")]
 
 
 def to_json(value: object, indent: int | None = None, **_: object) -> str:

@@ -19,13 +19,12 @@ async def allow(
         response.headers.update({"Access-Control-Allow-Origin": origin, "Vary": "Origin"})
 
 
-def is_preflight(request: web.Request) -> bool:
-    """Say whether a browser asks if a page may ask."""
-    return request.method == "OPTIONS" and "Origin" in request.headers and ASKS in request.headers
-
-
-def preflight(origins: Collection[str], request: web.Request) -> web.Response:
-    """Answer a browser, as Starlette's CORSMiddleware with vLLM's defaults."""
+def preflight(origins: Collection[str], request: web.Request) -> web.Response | None:
+    """Answer a browser that asks if a page may ask, as Starlette's CORSMiddleware with vLLM's
+    defaults; None: it does not.
+    """
+    if request.method != "OPTIONS" or not {"Origin", ASKS} <= request.headers.keys():
+        return None
     head = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": "600"}
     if (asked := request.headers.get("Access-Control-Request-Headers")) is not None:
         head["Access-Control-Allow-Headers"] = asked

@@ -109,8 +109,8 @@ def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
     count: int = tokenizer.get_vocab_size()
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     sized = {**CONFIGS, "config.json": CONFIGS["config.json"] | {"vocab_size": count}}
-    for name, keys in sized.items():
-        if name != "config.json" or not (folder / name).exists():
-            files[name] = json.dumps(keys, indent=2).encode()
+    if (folder / "config.json").exists():
+        del sized["config.json"]
+    files |= {name: json.dumps(keys, indent=2).encode() for name, keys in sized.items()}
     write_together(folder, files)
     return count, [*files]
