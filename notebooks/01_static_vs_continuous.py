@@ -6,7 +6,7 @@
 # longest prompt and lets nobody on until the last answer is complete. *Continuous* batching
 # (iteration-level scheduling, Orca, OSDI 2022; the default of vLLM) decides anew at every step.
 #
-# What is that worth? We take 600 requests like those of Azure's conversation trace, on Llama-3-8B
+# What is that worth? The runs below have 600 requests with the lengths of Azure's conversation trace, on Llama-3-8B
 # and one A100, with 24 seats.
 
 # %%
@@ -28,7 +28,7 @@ results = {policy: simulate(policy) for policy in ("static", "fcfs")}
 runs = [Run.of(policy, result) for policy, result in results.items()]
 
 # %% [markdown]
-# ## Who sits where
+# ## Which request has which seat
 #
 # Each row is a seat in the batch, each coloured bar a request, for one minute. Grey is a seat whose
 # request is done and which nobody may take.
@@ -53,7 +53,7 @@ draw_throughput(runs)
 # %% [markdown]
 # The queue of static batching grows for as long as requests come: TTFT there says how long the run
 # was, not how fast the server is. And it does not even use the memory that it takes: padding and
-# finished requests hold KV blocks.
+# finished requests keep KV blocks.
 
 # %%
 draw_kv(runs)
@@ -79,8 +79,8 @@ pd.DataFrame(rows, columns=["output lengths", "static", "fcfs", "ratio"]).round(
 #
 # ## At which load?
 #
-# From a trickle to more than either holds: what each serves, how much of its seats is used, and what a
-# token costs in energy.
+# The request rate grows until both ways are overloaded. The table has what each serves, how many of its seats
+# it uses, and what a token costs in energy.
 
 # %%
 rows = {}

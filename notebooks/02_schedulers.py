@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Which policy?
 #
-# vLLM serves first come, first served. Shortest job first promises a lower mean, at the price of
-# those with long jobs; and it needs to know how long an answer will be. Three questions:
-# what do policies give, how good must a prediction be, and who pays?
+# vLLM serves first come, first served. Shortest job first lowers the mean, but long requests wait
+# longer, and the policy needs to know how long an answer will be. Three questions:
+# what do policies give, how good must a prediction be, and which client pays?
 
 # %%
 # %matplotlib inline
@@ -43,9 +43,9 @@ runs = [simulate(name, ORACLE, f"engine.scheduling_policy={p}") for name, p in P
 draw_policies(runs)
 
 # %% [markdown]
-# With `sjf`, `hrrn` and `srpt` the median request gains, and the P99 pays. `hrrn` (highest response ratio next) lets those who have
-# waited go first in proportion to their size. `srpt` and `mlfq` displace running requests; what was
-# computed is computed again, and on a full machine that costs throughput:
+# The median falls under `sjf`, `hrrn` and `srpt`, and the P99 rises. `hrrn` (highest response ratio next) orders
+# requests by their wait in proportion to their size. `srpt` and `mlfq` displace running requests. Their
+# tokens are computed again, which costs throughput on a full machine:
 
 # %%
 pd.DataFrame(
@@ -85,10 +85,10 @@ pd.DataFrame(
 ).T.rename_axis(["policy", "by"]).round(1)
 
 # %% [markdown]
-# ## Who pays?
+# ## Which client pays?
 #
-# Several clients share the server; one sends more than the others. First come, first served gives
-# to each what it asks for: who asks most, gets most. `fair` (Virtual Token Counter, OSDI 2024)
+# Several clients share the server, and one sends more than the others. First come, first served gives
+# most to the client that asks most. `fair` (Virtual Token Counter, OSDI 2024)
 # serves the client that has received least.
 
 # %%
@@ -112,8 +112,8 @@ pd.DataFrame(rows).T.sort_index(axis=1).round(1)
 #    (`by: hint`) the median is 5.9 s; with a rough prediction (sigma 1) it is 6.1 s, and the P99 45 s.
 #    `sjf` gains more: its mean is 7.0 s by prompt, in place of 10.1 s. But its P99 is three to five
 #    times as long as that of `fcfs`: only with `ageing`, or where nobody minds.
-# 3. Several clients, of whom one asks for too much: `fair`. The three others wait a third less, and the
-#    one who fills the queue half as long again.
+# 3. Take `fair` if one of several clients asks for too much. The three others wait a third less, and the
+#    client that fills the queue waits half as long again.
 # 4. Never `srpt` or `mlfq` on a full machine without looking at preemptions: what is displaced is computed
 #    again.
 #

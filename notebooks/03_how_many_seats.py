@@ -30,8 +30,8 @@ def seats(**more):
 # %% [markdown]
 # ## One GPU, five requests a second
 #
-# Requests like those of Azure's conversations of 2023, Llama-3-8B on one A100. `max_running` is how
-# many were in the batch at most.
+# Requests have the lengths of Azure's conversations of 2023; Llama-3-8B runs on one A100. `max_running` is the
+# largest number of requests in a batch.
 
 # %%
 SHOWN = ["output_throughput", "p99_ttft_ms", "p99_tpot_ms", "max_running", "preemptions"]

@@ -3,7 +3,7 @@
 #
 # A simulation is as good as its clock. Where do the seconds of a step come from, how wrong are they,
 # and how wrong is what is built on them? This notebook fits a cost profile to measured steps that
-# come with Headway's sources: those of its own torch engine with a tiny model on one CPU core. The same
+# come with Headway's sources: its own torch engine ran a tiny model on one CPU core. The same
 # path leads from your GPU (`headway calibrate --device cuda`) to a profile.
 
 # %%

@@ -3,8 +3,8 @@
 #
 # A GPU that costs twice as much need not be worth twice as much, and the cheapest may not keep your
 # promise at all. So the question is two: which GPU gives most for a dollar under *your* service
-# levels, and what does the fleet cost that holds *your* load? We ask for Llama-3-8B, requests like
-# those of Azure's conversations of 2023, a P99 TTFT of one second and a P99 TPOT of 60 ms.
+# levels, and what does the fleet cost that serves *your* load? The example has Llama-3-8B, the lengths of
+# Azure's conversations of 2023, a P99 TTFT of one second and a P99 TPOT of 60 ms.
 
 # %%
 # %matplotlib inline
@@ -33,7 +33,7 @@ AXES = {
 draw_latency(sweep("demo", AXES, out=tempfile.mkdtemp(), jobs=2))
 
 # %% [markdown]
-# ## What one GPU holds
+# ## What one GPU serves
 #
 # `plan` searches for the largest rate that keeps the bounds, with several seeds where chance could
 # decide. `at` is requests a second.
@@ -45,13 +45,13 @@ alone[[*COLUMNS, "dollars_per_million_output_tokens"]].round(2)
 
 # %% [markdown]
 # An L4 keeps the bounds at no rate: the longest prompts alone take it more than a second. Of the
-# others the dearest is the cheapest by the token: an H100 costs twice an A100 and holds three times the
+# others the dearest is the cheapest by the token: an H100 costs twice an A100 and serves three times the
 # load.
 #
 # ## What the fleet for our load costs
 #
 # Tokens are cheap where GPUs are full. Our load is 20 requests a second, and GPUs come whole: how
-# few of each hold it?
+# few of each serve it?
 
 # %%
 load = [*SHORT, "workload.request_rate=20"]
@@ -61,12 +61,12 @@ fleet[["gpu.name", "at", "p99_ttft_ms", "p99_tpot_ms", "dollars_per_hour"]].roun
 
 # %% [markdown]
 # `at` is the number of GPUs. Six L40S are the cheapest here, though a token on a full H100 costs a
-# quarter less: two H100s hold 27 requests a second, and we have 20. With four runs at most, as here, a
+# quarter less: two H100s serve 27 requests a second, and the load is 20. With four runs at most, as here, a
 # number that is a near thing (four A100s) is not trusted; a longer plan decides it.
 #
 # ## What to do
 #
-# 1. Ask for a fleet for your load, not for a GPU: prices by the token hold where GPUs are full.
+# 1. Ask for a fleet for your load, not for a GPU: prices by the token are true where GPUs are full.
 # 2. Write the service levels down first. They, not the price, take the L4 out.
 # 3. Small load: the cheapest GPU that keeps the bounds. Large load: the one with the cheapest token, here
 #    H100s. Where that changes is worth a plan at twice your load.

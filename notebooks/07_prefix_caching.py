@@ -35,8 +35,8 @@ ways = {"off": ["engine.enable_prefix_caching=false"], "on": []}
 pd.DataFrame({name: simulate(*settings) for name, settings in ways.items()}).T.round(1)
 
 # %% [markdown]
-# Without it this GPU cannot hold the load at all: its TTFT is a queue that grows as long as requests
-# come. With it everybody is served at once.
+# This GPU cannot serve the load without it: TTFT is a queue that grows as long as requests
+# come. Every request is served at once with it.
 #
 # ## How many prefixes, and how much memory
 #
@@ -69,7 +69,7 @@ legend = panels[0].legend(frameon=False)
 # ## And when nothing is shared
 #
 # The same lengths without a common beginning, at four requests a second, as this GPU cannot
-# hold ten of them with or without a cache. The cache finds nothing, and costs nothing.
+# serve ten a second with or without a cache. The cache finds nothing, and costs nothing.
 
 # %%
 ALONE = "workload.prefix_groups={num_prefixes: 2000, prefix_len: 1500, zipf: 0}"
@@ -80,10 +80,10 @@ pd.DataFrame({name: simulate(ALONE, slow, *more) for name, more in ways.items()}
 # ## What to do
 #
 # 1. Leave it on, as vLLM does: where nothing is shared it costs nothing, and where prompts share most of
-#    their tokens it decides whether the GPU holds the load.
+#    their tokens it decides whether the GPU serves the load.
 # 2. Look at the hit rate. It is 76 % with 50 prefixes, which fit into 6,000 blocks (96,000 tokens). With
 #    four times as many the mean TTFT is 26 times as long, with eight times the queue is back.
-# 3. When it falls, buy memory for the cache before compute: twice the blocks hold twice the prefixes.
+# 3. When it falls, buy memory for the cache before compute: twice the blocks keep twice the prefixes.
 #    `kv_cache_dtype: fp8` doubles them, host memory (`kv_offloading_size`) adds to them, and
 #    over several replicas the router `prefix_aware` keeps each prefix in one place.
 #

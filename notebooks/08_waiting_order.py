@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Which waiting order for vLLM?
 #
-# vLLM's tracker holds proposals to change who is admitted next, or who is preempted: shortest prompt
+# vLLM's tracker has proposals to change which request is admitted next, or preempted: shortest prompt
 # first (29406), least left to compute after what is cached (51375), most cached first (42185), and
-# the one who has computed least as the victim (54644). Each comes with figures of its author's
-# traffic. Here all of them stand against first come, first served on the same traffic.
+# the request that has computed least as the victim (54644). Each comes with figures of its author's
+# traffic. This page compares all of them with first come, first served on the same traffic.
 #
 # **What was run.** `python benchmarks/waiting_orders.py` replayed Azure's traces of 2023
 # (conversations and code; Azure/AzurePublicDataset, CC-BY-4.0), Mooncake's conversations of FAST'25
@@ -53,7 +53,7 @@ for policy in ("ResidualSJF", "CacheAffinity", "LeastComputedVictim"):
 # policy's mean TTFT to that of fcfs, its geometric mean over the ten windows, and the 95 % interval of
 # that (Student's t of the logarithms).
 #
-# Each of the tables below holds 72 such ratios. At 95 % three or four of so many intervals miss 1 though
+# Each of the tables below has 72 such ratios. Three or four of 72 intervals at 95 % miss 1 though
 # there is no difference. A star marks the ratios that Holm's test, over all 72 of a table, finds different
 # from 1 (p < 0.05). An interval beside 1 without a star is a hint, no finding.
 
@@ -147,10 +147,10 @@ table(ratios("mean_e2el_s"))
 # nothing (Azure, the drawn traffic), much where the cache is too small for all conversations, and little
 # where it is ample. **The least-computed victim** changes nothing that ten windows could show.
 #
-# ## Who pays?
+# ## Which requests pay?
 #
-# The same requests came under fcfs. So of each it is known how much earlier or later it got its first
-# token. Traces name no clients: tenths by length of prompt stand for them; the drawn traffic has its 20
+# The same requests came under fcfs, so it is known how much earlier or later each got its first
+# token. Traces name no clients, so tenths by length of prompt take their place; the drawn traffic has its 20
 # clients. The worst group is the one whose mean TTFT rises most.
 
 # %%
@@ -210,7 +210,7 @@ columns = ["preemptions", "prefill_tokens", "output_tok_s", "mean_e2el_s"]
 pressed.groupby("policy", sort=False)[columns].mean().loc[["fcfs", "least-computed"]].round(1)
 
 # %% [markdown]
-# It preempts twice as often, since who has computed least frees the fewest blocks, and computes no fewer
+# It preempts twice as often, since the request that has computed least frees the fewest blocks, and computes no fewer
 # tokens. The proposal measured 10 to 23 % of computation lost to preemption, and half of that to the
 # choice of the victim. Here a quarter is lost, and the choice saves none of it. Since 0.19 vLLM admits a
 # prompt only when its blocks are free; on Azure's traces preemptions are rare since.

@@ -66,8 +66,8 @@ steady.head()
 # ## The fit
 #
 # `headway calibrate --from-requests log.csv --scenario server.yaml --out out/server`; the scenario says
-# which model, GPU and flags the server has. Every other block of time is held out, and the errors are
-# those on the blocks that the fit has not seen.
+# which model, GPU and flags the server has. The fit does not see every other block of time, and the errors are
+# measured on these blocks.
 
 
 # %% tags=["fitted"]

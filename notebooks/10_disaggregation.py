@@ -3,7 +3,7 @@
 #
 # In one engine a prompt and the answers beside it share steps: while a long prompt is computed,
 # everybody's next token waits. Disaggregation gives prompts GPUs of their own, which hand their KV
-# caches over to those that decode (DistServe, OSDI 2024; Mooncake, FAST 2025; vLLM's `kv_role`). What
+# caches over to GPUs that decode (DistServe, OSDI 2024; Mooncake, FAST 2025; vLLM's `kv_role`). What
 # is that worth, on how many GPUs for each, and over which network?
 
 # %%

@@ -104,5 +104,5 @@ else:
 
     short = load_scenario(folder / "scenario.yaml", ["workload.num_prompts=60"])
     for word, result in (("live", run_vllm(short).result), ("simulated", run(short))):
-        told = result.summary()
-        print(word, {key: round(told[f"mean_{key}_ms"], 1) for key in ("ttft", "tpot", "e2el")})
+        summary = result.summary()
+        print(word, {key: round(summary[f"mean_{key}_ms"], 1) for key in ("ttft", "tpot", "e2el")})
