@@ -148,7 +148,7 @@ def test_no_page_of_the_studio_imports_from_the_current_folder(
     traps: Path, command: list[str]
 ) -> None:
     with running(command, "studio", "small.yaml") as port:
-        for path in ("/run", "/film", "/page"):
+        for path in ("/run", "/page"):
             status, lines = ask(port, {}, path)
             assert status == 200
             assert not any("errors" in line for line in lines), lines
