@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.measured.compare import Outcome
-from headway.report.text import near_capacity
+from headway.report.text import near_saturation
 
 ENGINE_ERROR = 0.1  # standard deviation of f
 FEWEST = 4  # runs of a server that tell an offset
@@ -38,7 +38,7 @@ def find_offset(outcomes: Sequence[Outcome]) -> Offset | None:
     None where they tell none: too few, prompts of one length, an interval that holds 0, or errors
     that it does not mend.
     """
-    good = [one for one in outcomes if not one.impossible and not near_capacity(one.load)]
+    good = [one for one in outcomes if not one.impossible and not near_saturation(one.load)]
     lengths = [one.computed for one in good if one.computed > 0]
     if not lengths or max(lengths) < LONGER * min(lengths):
         return None

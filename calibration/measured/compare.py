@@ -90,7 +90,7 @@ class Outcome:
     rows: list[MetricComparison] = field(default_factory=list)
     reason: str = ""  # why it cannot be predicted
     impossible: str = ""  # by how much it beats the data sheet; then it is no part of any mean
-    load: dict[str, Any] | None = None  # how near the load is to the capacity; None: no rate
+    load: dict[str, Any] | None = None  # how near the load is to saturation; None: no rate
     sensitivity: list[Sensitivity] = field(default_factory=list)
     computed: float = nan  # tokens of a prompt that are not in the prefix cache, in the mean
     profile: str = ""

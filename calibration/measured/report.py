@@ -11,7 +11,7 @@ import numpy as np
 from calibration.measured.client_offset import find_offset
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
-from headway.report.text import load_line, moved_by, near_capacity, shares_line
+from headway.report.text import load_line, moved_by, near_saturation, shares_line
 from simulator.util.files import Writer, write_atomic, write_together
 
 SUMMARY_METRICS = (
@@ -137,11 +137,11 @@ def _clients(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the median and mean absolute error of each metric, by source and tier.
 
-    Runs near their capacity, where errors are multiplied, are counted apart.
+    Runs near saturation, where errors are multiplied, are counted apart.
     """
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        near = "near capacity" if near_capacity(outcome.load) else ""
+        near = "near saturation" if near_saturation(outcome.load) else ""
         key = (outcome.run.source, outcome.run.word("tier"), near)
         groups.setdefault(key, []).append(outcome)
     yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |e|':>12}{'mean |e|':>10}"

@@ -43,7 +43,7 @@ METRICS = (
 def draw_latency(rows: "pd.DataFrame") -> "Figure":
     """Draw TTFT (P99) and TPOT (mean; P99 if bounded) over requests/s, with the knee marked.
 
-    The requests/s are those served: beyond capacity they grow no more, and the curve stands up.
+    The requests/s are those served: beyond saturation they grow no more, and the curve stands up.
 
     `rows` is the table of a sweep that varies the load. Other varied keys make one curve each.
     """

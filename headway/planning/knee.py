@@ -4,7 +4,7 @@ By theory, without another simulation. A replica in balance that holds d decodes
 requests/s as `theory.most_requests` says of d seats; the load decides d, and by Little's law a
 request takes d / rate. If every step takes 1 % longer, the same load needs the d of a rate 1 %
 higher: the time moves by d ln d / d ln rate percent. That is 1 where a step's time does not depend
-on the batch, and grows without bound towards the capacity.
+on the batch, and grows without bound towards saturation.
 
 What requests have waited for a seat, or its blocks, moves further. By Sakasegawa ("An approximation
 formula Lq = alpha rho^beta / (1 - rho)", 1977) the queue before c seats grows with the load rho as
@@ -33,21 +33,20 @@ from simulator.simulation.write import check_span
 from simulator.workload.workload import Workload
 
 POINTS = 24  # numbers of decodes at which the rate is looked up
-CALM = 0.5  # share of the capacity up to which nobody waits for seats
+CALM = 0.5  # share of saturation up to which nobody waits for seats
 FULL = 0.999  # of the most requests/s: so many seats are those that bound it
 
 
 class Knee(NamedTuple):
     """Where a load sits."""
 
-    capacity: float  # requests/s, of all replicas
+    saturation_throughput: float  # the most requests/s of all replicas
     share: float  # of it that comes
-    elasticity: float  # % of mean E2EL for 1 % of step time; inf: beyond the capacity
+    e2el_elasticity: float  # % of mean E2EL for 1 % of step time; inf: beyond saturation
 
     def as_summary(self) -> dict[str, float | None]:
         """Return what `summary.json` has of it."""
-        elasticity = self.elasticity if self.elasticity < inf else None
-        return {"capacity": self.capacity, "share": self.share, "e2el_elasticity": elasticity}
+        return {key: value if value < inf else None for key, value in self._asdict().items()}
 
 
 class _Load(NamedTuple):
@@ -88,13 +87,13 @@ class _Load(NamedTuple):
 
 
 def add_load(result: Result) -> None:
-    """Put into a run's summary how near its load is to the capacity, and what levels do there."""
+    """Put into a run's summary how near its load is to saturation, and what levels do there."""
     check_span(result)
     if result.summary()["completed"] and (knee := find_knee(result)) is not None:
         own = result.summary()["headway"]
         own["load"] = knee.as_summary()
         for one in own.get("slo") or ():
-            one.update(moved(one, knee.elasticity))
+            one.update(moved(one, knee.e2el_elasticity))
 
 
 def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:

@@ -35,7 +35,7 @@ WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
 BUSY = 0.95  # of the time: not yet full, though it looks like it
-NEAR = 0.9  # share of the capacity from which on an error of step times is told as a warning
+NEAR = 0.9  # share of saturation from which on an error of step times is told as a warning
 SECTIONS = (
     ("ttft", "TTFT", "Time to First Token"),
     ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
@@ -146,7 +146,7 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     lines = []
     if load := gauges.get("load"):
         moves = load["e2el_elasticity"]
-        lines.append(("Load, of capacity (%)", f"{100 * load['share']:.1f}"))
+        lines.append(("Load, of saturation throughput (%)", f"{100 * load['share']:.1f}"))
         told = "no bound" if moves is None else f"+{moves:.2f}"
         lines.append(("E2EL by theory, 1 % longer steps (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
@@ -175,22 +175,21 @@ def shares_line(shares: Mapping[str, float]) -> str:
     return ", ".join(told)
 
 
-def near_capacity(load: Summary | None) -> bool:
-    """Return whether a load is so near to the capacity that errors of step times are multiplied."""
+def near_saturation(load: Summary | None) -> bool:
+    """Return whether a load is so near to saturation that errors of step times are multiplied."""
     return load is not None and load["share"] >= NEAR
 
 
 def load_lines(gauges: Summary) -> list[str]:
-    """Warn of a load near the capacity, or say why the GPU is busy below it."""
+    """Warn of a load near saturation, or say why the GPU is busy below it."""
     if not (load := gauges.get("load")):
         return []
-    if near_capacity(load):
+    if near_saturation(load):
         lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
         return [f"Load: {load_line(load, lost=lost)}"]
-    if (busy := gauges["gpu_busy_fraction"]) < BUSY:
-        return []
-    share = f"{load['share']:.0%} of capacity, though the GPU is busy for {busy:.0%} of the time"
-    return [f"Load: {share}: fuller steps serve more."]
+    busy = gauges["gpu_busy_fraction"]
+    share = f"{load['share']:.0%} of the saturation throughput, though the GPU is {busy:.0%} busy"
+    return [f"Load: {share}: fuller steps serve more."] if busy >= BUSY else []
 
 
 def load_line(load: Summary, *, lost: bool = False) -> str:
@@ -203,8 +202,8 @@ def load_line(load: Summary, *, lost: bool = False) -> str:
     if elasticity is not None:
         moves = f"moves by about {elasticity:.1f} % for 1 % of step time"
     return (
-        f"sits at {load['share']:.0%} of capacity ({three_digits(load['capacity'])} requests/s): "
-        f"mean E2EL {moves}"
+        f"sits at {load['share']:.0%} of the saturation throughput "
+        f"({three_digits(load['saturation_throughput'])} requests/s): mean E2EL {moves}"
     )
 
 

@@ -202,7 +202,7 @@ def by_clock(slo: Slo, value: float, span: Span) -> Span:
 def moved(one: Mapping[str, Any], elasticity: float) -> Mapping[str, Any]:
     """Return the `ends` of a level of a summary whose value moves by more than the steps do.
 
-    `elasticity` is that of the mean E2EL, % for 1 % of step time; near the capacity queues grow, so
+    `elasticity` is that of the mean E2EL, % for 1 % of step time; near saturation queues grow, so
     TTFT and queue time move at least as much. {} where they move in proportion, or nobody knows.
     """
     slo = parse_slo(one["bound"])

@@ -68,7 +68,7 @@ def test_a_run_is_judged_by_what_the_others_tell():
     assert errors[3] == pytest.approx((45 + 40) / 145 - 1, abs=0.01)
 
 
-def test_few_runs_and_runs_near_capacity_tell_nothing():
+def test_few_runs_and_runs_near_saturation_tell_nothing():
     assert find_offset(outcomes(PREDICTED + 40)[:3]) is None
-    near = {"capacity": 1.0, "share": 0.95, "e2el_elasticity": 9.0}
+    near = {"saturation_throughput": 1.0, "share": 0.95, "e2el_elasticity": 9.0}
     assert find_offset(outcomes(PREDICTED + 40, near)) is None

@@ -98,14 +98,14 @@ def test_a_run_too_long_for_its_files_is_told(folder, capsys):
 
 
 @pytest.mark.parametrize("more", [[], ["--no-tables"]])
-def test_a_run_that_serves_nobody_fails_and_has_no_capacity(folder, capsys, more) -> None:
+def test_a_run_that_serves_nobody_fails_and_has_no_saturation(folder, capsys, more) -> None:
     """All requests are longer than the model takes: the files are written, the exit code is 1."""
     sets = ["--set", "engine.max_model_len=64", "--set", "workload.input_len=100", "--out", "o"]
     assert main(["run", "small.yaml", *sets, *more]) == 1
     summary = json.loads((folder / "o" / "summary.json").read_text())
     assert (summary["completed"], summary["failed"] > 0) == (0, True)
     assert "load" not in summary["headway"]
-    assert "of capacity" not in capsys.readouterr().out
+    assert "saturation throughput" not in capsys.readouterr().out
 
 
 def test_a_folder_of_a_run_runs_its_scenario_and_hides_no_shipped_name(folder) -> None:

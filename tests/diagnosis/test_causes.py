@@ -105,20 +105,20 @@ def test_prompts_that_the_model_cannot_read_need_another_model() -> None:
     assert not found["advice"]
 
 
-def test_a_busy_gpu_with_capacity_left_is_explained() -> None:
+def test_a_busy_gpu_below_saturation_is_explained() -> None:
     result = run(load_scenario(CHAT, ["workload.request_rate=4"]))
     summary = result.summary()
     summary["headway"]["load"] = find_knee(result).as_summary()
     said = run_table(summary).splitlines()[-1]
     assert re.fullmatch(
-        r"Load: [3-7]\d% of capacity, though the GPU is busy for (9\d|100)% of the time: "
+        r"Load: [3-7]\d% of the saturation throughput, though the GPU is (9\d|100)% busy: "
         "fuller steps serve more.",
         said,
     )
 
 
 def test_three_requests_are_no_endless_stream() -> None:
-    """Nor do they have a share of a capacity."""
+    """Nor do they have a share of a saturation throughput."""
     scenario = load_scenario(CHAT, ["workload.num_prompts=3", "workload.request_rate=1000"])
     load = scenario.make_workload()
     assert obstacles(scenario, load)
@@ -131,6 +131,6 @@ def test_three_requests_are_no_endless_stream() -> None:
         warn_of_obstacles(scenario, many)
 
 
-def test_static_batching_has_not_the_capacity_of_continuous() -> None:
+def test_static_batching_has_not_the_saturation_of_continuous() -> None:
     keys = ["engine.scheduling_policy=static", "workload.request_rate=1", "engine.name=textbook"]
     assert find_knee(run(load_scenario(CHAT, keys))) is None

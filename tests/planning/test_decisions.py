@@ -89,7 +89,7 @@ def test_what_one_request_alone_breaks_is_said_before_any_run(tmp_path: Path, ca
 
 
 @pytest.mark.medium
-def test_runs_over_capacity_are_compared_by_throughput_alone(tmp_path: Path, capsys) -> None:
+def test_runs_beyond_saturation_are_compared_by_throughput_alone(tmp_path: Path, capsys) -> None:
     """Of three GPUs that all fall behind no latency names a winner: twice as long doubles it."""
     keys = ["cost=null", "goodput=null", "workload.request_rate=40", "workload.num_prompts=150"]
     vary = ["--vary", "gpu.name=A100-80GB,L40S", "--out", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""How near a load is to the capacity, by theory: steps whose times are known, and simulation."""
+"""How near a load is to saturation, by theory: steps whose times are known, and simulation."""
 
 import json
 
@@ -31,16 +31,16 @@ def test_theory_is_that_of_a_batch_that_fills(write, rate):
     The prompt's own step takes 10 ms more, for each request.
     """
     knee = find_knee(run(load_scenario(write(BATCHED.replace("RATE", str(rate))))))
-    assert knee.capacity == pytest.approx(64 / 7.4, rel=0.1)
-    assert knee.share == pytest.approx(rate / knee.capacity)
-    assert knee.elasticity == pytest.approx(1 / (1 - 0.1 * rate), rel=0.15)
+    assert knee.saturation_throughput == pytest.approx(64 / 7.4, rel=0.1)
+    assert knee.share == pytest.approx(rate / knee.saturation_throughput)
+    assert knee.e2el_elasticity == pytest.approx(1 / (1 - 0.1 * rate), rel=0.15)
 
 
 def test_theory_agrees_with_what_simulations_measure(write):
     scenario = load_scenario(write(BATCHED.replace("RATE", "7")))
     result = run(scenario)
     e2el, *_ = measure_sensitivity(result, changed_runs(scenario))
-    assert find_knee(result).elasticity == pytest.approx(e2el.elasticity, rel=0.25)
+    assert find_knee(result).e2el_elasticity == pytest.approx(e2el.elasticity, rel=0.25)
 
 
 @pytest.mark.medium
@@ -51,29 +51,29 @@ def test_so_it_does_where_requests_wait_for_seats(write, rate):
     scenario = load_scenario(write(BATCHED.replace("RATE", str(rate))), keys)
     result = run(scenario)
     e2el, *_ = measure_sensitivity(result, changed_runs(scenario))
-    assert find_knee(result).elasticity == pytest.approx(e2el.elasticity, rel=0.1)
+    assert find_knee(result).e2el_elasticity == pytest.approx(e2el.elasticity, rel=0.1)
 
 
 @pytest.mark.medium
-def test_a_run_near_its_capacity_says_so_in_numbers(write, tmp_path, capsys):
+def test_a_run_near_saturation_says_so_in_numbers(write, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["run", str(write(BATCHED.replace("RATE", "8.2"))), "--out", str(out)]) == 0
     told = capsys.readouterr().out
     load = json.loads((out / "summary.json").read_text())["headway"]["load"]
     assert load["share"] > 0.9
-    assert f"Load: sits at {load['share']:.0%} of capacity" in told
+    assert f"Load: sits at {load['share']:.0%} of the saturation throughput" in told
     assert f"about {load['e2el_elasticity']:.1f} % for 1 % of step time" in told
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert "Load, of capacity (%)" in page
-    assert f"Load: sits at {load['share']:.0%} of capacity" in page
+    assert "Load, of saturation throughput (%)" in page
+    assert f"Load: sits at {load['share']:.0%} of the saturation throughput" in page
     assert main(["run", str(write(BATCHED.replace("RATE", "4"))), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "Load, of capacity (%):" in told
+    assert "Load, of saturation throughput (%):" in told
     assert "Load: sits" not in told
 
 
-def test_beyond_the_capacity_nothing_bounds_it(write):
+def test_beyond_saturation_nothing_bounds_it(write):
     knee = find_knee(run(load_scenario(write(BATCHED.replace("RATE", "20")))))
     assert knee.as_summary()["e2el_elasticity"] is None
     assert load_line(knee.as_summary()).endswith("mean E2EL grows with the run's length")
@@ -92,7 +92,7 @@ def test_two_replicas_serve_twice_as_much(write):
     one, two = (
         find_knee(run(load_scenario(path, [f"cluster.replicas={count}"]))) for count in (1, 2)
     )
-    assert two.capacity == pytest.approx(2 * one.capacity)
+    assert two.saturation_throughput == pytest.approx(2 * one.saturation_throughput)
 
 
 def test_of_prompts_that_begin_alike_the_share_is_known_that_the_caches_had(write):
@@ -103,24 +103,24 @@ def test_of_prompts_that_begin_alike_the_share_is_known_that_the_caches_had(writ
     assert _known_share(result) == pytest.approx(9 * 48 / 640)
 
 
-def test_validate_counts_runs_near_their_capacity_apart():
+def test_validate_counts_runs_near_saturation_apart():
     outcomes = []
     for share, predicted in ((0.5, 101.0), (0.95, 150.0)):
         outcome = Outcome(Run({"run_id": "a", "source": "lab"}, {}, {}))
         outcome.rows = [MetricComparison("mean_e2el_ms", predicted, 100.0)]
-        outcome.load = {"capacity": 10.0, "share": share, "e2el_elasticity": 2.0}
+        outcome.load = {"saturation_throughput": 10.0, "share": share, "e2el_elasticity": 2.0}
         outcomes.append(outcome)
     told = report(outcomes)
-    assert "sits at 95% of capacity (10 requests/s)" in told
+    assert "sits at 95% of the saturation throughput (10 requests/s)" in told
     summary = told[told.index("source, tier") :].splitlines()
     calm, near = (line for line in summary if "e2el mean" in line)
     assert calm.startswith("lab  ")
     assert calm.endswith("1.0%      1.0%")
-    assert near.startswith("lab, near capacity")
+    assert near.startswith("lab, near saturation")
     assert near.endswith("50.0%     50.0%")
 
 
-def test_the_cache_of_the_engine_bounds_the_capacity_whatever_seats_are_asked_for() -> None:
+def test_the_cache_of_the_engine_bounds_the_throughput_whatever_seats_are_asked_for() -> None:
     """Fewer seats would leave more memory to the cache; this engine has 1,024."""
     given = {
         "model": "llama-3-70b",
@@ -131,4 +131,6 @@ def test_the_cache_of_the_engine_bounds_the_capacity_whatever_seats_are_asked_fo
     result = run(load_scenario(given))
     knee = find_knee(result)
     assert knee is not None
-    assert knee.capacity == pytest.approx(result.summary()["request_throughput"], rel=0.1)
+    assert knee.saturation_throughput == pytest.approx(
+        result.summary()["request_throughput"], rel=0.1
+    )

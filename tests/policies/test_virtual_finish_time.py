@@ -63,9 +63,9 @@ def test_shares_are_taken_at_the_same_steps_of_a_run_that_leaps() -> None:
 @pytest.mark.parametrize("boost", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("gap", "passed"), [(0.8, 190), (1.25, 0)])
 def test_a_long_request_waits_until_an_overload_is_over(gap: float, passed: int, boost) -> None:
-    """Steps of 1 s, a request each, and one of 99 s: at 1.25 times the capacity it is the last.
+    """Steps of 1 s, a request each, and one of 99 s: at 1.25 times saturation it is the last.
 
-    It came as the eleventh of 201. Below capacity it goes as soon as nobody else waits.
+    It came as the eleventh of 201. Below saturation it goes as soon as nobody else waits.
     """
     rows = [(k * gap, 1, 1) for k in range(201)]
     rows[10] = (10 * gap, 4, 99)

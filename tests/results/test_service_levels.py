@@ -160,7 +160,7 @@ def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
     assert step_span([cost, PiecewiseCost([[1, 1e-3]])]) is None
 
 
-def test_near_the_capacity_what_queues_moves_by_more_than_steps() -> None:
+def test_near_saturation_what_queues_moves_by_more_than_steps() -> None:
     """Steps of +-10 %, an elasticity of 3: E2EL is kept by 20 %, or by 6 % of the steps."""
     one = {"bound": "p99_e2el_ms<=12000", "value": 1e4, "step_times": [0.9, 1.1]}
     one |= {"ends": [9e3, 1.1e4], "met": True}

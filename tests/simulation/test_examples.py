@@ -277,9 +277,7 @@ def test_larger_chunks_are_sooner_at_the_first_token_and_hold_up_the_others() ->
     assert small["output_throughput"] == pytest.approx(large["output_throughput"], rel=0.01)
 
 
-def test_at_a_tenth_of_the_capacity_static_batching_keeps_up_but_takes_three_times_as_long() -> (
-    None
-):
+def test_at_a_tenth_of_saturation_static_batching_keeps_up_but_takes_three_times_as_long() -> None:
     """At a fifth it does not keep up."""
     for load, output, longer in ((0.1, 0.99, 3.29), (0.2, 0.84, 25.6)):
         rate = f"workload.request_rate={10.16 * load}"

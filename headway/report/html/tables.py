@@ -160,7 +160,7 @@ def service_levels(run: Run) -> str:
 
 
 def sensitivity(run: Run) -> str:
-    """Say how near the load is to the capacity, and how far latencies move with the step times."""
+    """Say how near the load is to saturation, and how far latencies move with the step times."""
     gauges = run.summary["headway"]
     told = "".join(f"<p class=note>{escape(line)}</p>" for line in load_lines(gauges))
     return _two_columns(sensitivity_lines(gauges)) + told
