@@ -16,7 +16,7 @@ GENERATOR_KEYS = {
     "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
     "burstiness": "shape of the gaps' Gamma distribution; 1: Poisson; less is burstier",
     "rescale": "stretch gaps so that the last arrival is at num_prompts / request_rate",
-    "ramp_up_strategy": "linear or exponential; in place of request_rate",
+    "ramp_up_strategy": "in place of request_rate",
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
     "diurnal": "{period: 86400, amplitude: 0.5}: the load swings about request_rate, from its "

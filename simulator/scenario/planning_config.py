@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from simulator.util.config import Config, PositiveShare
+from simulator.util.config import Config, PositiveFinite, PositiveShare
 from simulator.util.errors import MappingError
 from simulator.util.from_mapping import Field
 
 Values = Annotated[list[Any], Field(min_length=1)]
-PositiveSeconds = Annotated[float, Field(gt=0, lt=inf)]
 
 
 class SpreadConfig(Config):
@@ -108,15 +107,15 @@ class PlanConfig(Config):
         0.95, description="of the interval that decides"
     )
     tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
-    min_duration: PositiveSeconds = Field(
+    min_duration: PositiveFinite = Field(
         600.0, description="least s of load in each run that decides"
     )
     min_e2els: Annotated[float, Field(ge=0)] = Field(
         20.0, description="and least multiple of the P99 E2EL"
     )
-    max_duration: PositiveSeconds = Field(2400.0, description="s in the longest run")
+    max_duration: PositiveFinite = Field(2400.0, description="s in the longest run")
 
-    window: PositiveSeconds | None = Field(
+    window: PositiveFinite | None = Field(
         None,
         description="s; every such stretch must keep the bounds; null: the whole",
     )

@@ -7,6 +7,7 @@ A block has a class, whose annotated attributes are its keys: `size: Count = Fie
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
+from math import inf
 from typing import Annotated, Any, ClassVar, Self
 
 from simulator.util.errors import FieldError, MappingError
@@ -17,6 +18,8 @@ Count = Annotated[int, Field(ge=1, le=INT32)]
 WholeNumber = Annotated[int, Field(ge=0, le=INT32)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFinite = Annotated[float, Field(ge=0, lt=inf)]
+PositiveFinite = Annotated[float, Field(gt=0, lt=inf)]
 Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 PositiveAmount = Annotated[float, Field(gt=0, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]

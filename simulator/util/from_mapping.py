@@ -219,12 +219,18 @@ def from_mapping(cls: type[T], values: object) -> T:
     if not isinstance(values, Mapping):
         raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
     known = {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
-    numbers = {key for key, field in known.items() if float in (field.kind, *get_args(field.kind))}
+    numbers = {key for key, field in known.items() if _is_number(field.kind)}
     values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
     found, faults = read_keys(known, values)
     if faults := [*(((key,), "unknown key") for key in values if key not in known), *faults]:
-        raise MappingError(faults + _other_errors(cls, known, found))
+        raise MappingError(faults + _other_errors(cls, known, values, found))
     return cls(**found)
+
+
+def _is_number(kind: Any) -> bool:
+    """Return whether a value may be a number with a fraction."""
+    inner = get_args(kind) if get_origin(kind) in (Annotated, Union, UnionType) else ()
+    return kind is float or any(map(_is_number, inner))
 
 
 def read_keys(
@@ -249,13 +255,21 @@ def read_keys(
 
 
 def _other_errors(
-    cls: type[T], known: Mapping[str, FieldInfo], found: Mapping[str, Any]
+    cls: type[T],
+    known: Mapping[str, FieldInfo],
+    values: Mapping[str, object],
+    found: Mapping[str, Any],
 ) -> list[FieldError]:
-    """Say what else is wrong once a 1 stands for each that is wrong or missing."""
-    needed = [name for name, field in known.items() if field.default is dataclasses.MISSING]
-    rest = {**dict.fromkeys(needed, 1), **found}
+    """Say what else is wrong once a 1 stands for each that is missing or no number."""
+    wrong = {name: (field, values.get(name)) for name, field in known.items() if name not in found}
+    rest = {
+        name: given if isinstance(given, int | float) else 1
+        for name, (field, given) in wrong.items()
+        if field.default is dataclasses.MISSING
+        or (field.default is None and _is_number(field.kind))
+    }
     try:
-        cls(**rest)
+        cls(**{**rest, **found})
     except ValueError as error:
         return [fault for fault in field_errors((), error) if fault[0][0] in found]
     except (TypeError, AttributeError):  # 1 is no value of the wrong key's type

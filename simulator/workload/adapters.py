@@ -4,18 +4,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from simulator.util.config import NonNegativeFinite, Share
 from simulator.util.errors import HeadwayWarning
-from simulator.util.from_mapping import Check, raise_if
-from simulator.workload.distributions import are_numbers, weighted_choice
+from simulator.util.from_mapping import Check, Field
+from simulator.workload.distributions import are_weights, weighted_choice
 from simulator.workload.unused import most_asked
 from simulator.workload.workload import Ints
-
-MOST = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -25,20 +23,9 @@ class Adapters:
     A share `base` of them asks for the model itself. Turns of a session ask for the same.
     """
 
-    num_adapters: int
-    zipf: float = 1.0
-    base: float = 0.0
-
-    def __post_init__(self) -> None:
-        raise_if(
-            (
-                not 1 <= self.num_adapters <= MOST,
-                "num_adapters",
-                f"{self.num_adapters} is not from 1 to {MOST:,}",
-            ),
-            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
-            (not 0 <= self.base <= 1, "base", f"{self.base} is not from 0 to 1"),
-        )
+    num_adapters: Annotated[int, Field(ge=1, le=1_000_000)]
+    zipf: NonNegativeFinite = 1.0
+    base: Share = 0.0
 
     @property
     def weights(self) -> dict[str, float]:
@@ -61,7 +48,7 @@ def good_weights(given: Any) -> bool:
     """Say whether this is {name: weight}, or a list of weights, with one above 0."""
     weights = [*given.values()] if isinstance(given, Mapping) else given
     named = not isinstance(given, Mapping) or all(isinstance(name, str) for name in given)
-    return named and are_numbers(weights, 1) and 0 < sum(weights) < inf
+    return named and are_weights(weights)
 
 
 def check_models(models: object, adapters: object) -> list[Check]:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, pi
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
-from simulator.util.from_mapping import Check, annotation_faults, raise_if
+from simulator.util.config import PositiveFinite, Share
+from simulator.util.from_mapping import Check, Field, raise_if
+from simulator.workload.distributions import are_weights
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -16,12 +18,9 @@ SHORTEST_PERIOD = 1e-3  # s
 LOWEST = 1e-100  # rate and burstiness: gaps of the inverse of both do not overflow
 
 
-def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> list[Check]:
-    """Check a number of things, from 1 on."""
-    return [
-        (value < 1, name, f"{value} is less than 1"),
-        (value > most, name, f"{value} is more than {most:,}"),
-    ]
+Things = Annotated[int, Field(ge=1, le=MAX_KEPT_REQUESTS)]
+"""A number of them, for a run that keeps its requests."""
+Rate = Annotated[float, Field(gt=0, ge=LOWEST)]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,20 +30,12 @@ class Diurnal:
     Or as `rates` say, each for an equal part of the period, relative to their mean.
     """
 
-    period: float = 86400.0  # s
-    amplitude: float = 0.5  # where there are no rates
+    period: Annotated[float, Field(ge=SHORTEST_PERIOD, lt=inf)] = 86400.0  # s
+    amplitude: Share = 0.5  # where there are no rates
     rates: Sequence[float] | None = None  # None: there are none
 
     def __post_init__(self) -> None:
-        raise_if(
-            (
-                not SHORTEST_PERIOD <= self.period < inf,
-                "period",
-                f"{self.period} is not {SHORTEST_PERIOD} or more",
-            ),
-            (not 0 <= self.amplitude <= 1, "amplitude", f"{self.amplitude} is not from 0 to 1"),
-            (self.rates is not None and not _is_curve(self.rates), "rates", CURVE),
-        )
+        raise_if((self.rates is not None and not are_weights(self.rates), "rates", CURVE))
 
     @property
     def peak(self) -> float:
@@ -80,15 +71,6 @@ class Diurnal:
 CURVE = "must be a list of numbers, finite, 0 or more, and not all 0"
 
 
-def _is_curve(rates: object) -> bool:
-    """Say whether a value is a list of rates."""
-    if not isinstance(rates, list | tuple) or any(
-        annotation_faults("", float, one) for one in rates
-    ):
-        return False
-    return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
-
-
 def _one_curve(given: object) -> object:
     """Let through keys that say one curve, less those that are null."""
     if not isinstance(given, Mapping):
@@ -110,41 +92,26 @@ class ArrivalProcess:
     comes by the same gaps, longer at night and shorter by day.
     """
 
-    request_rate: float = inf  # per second
-    burstiness: float = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
+    request_rate: Rate = inf  # per second
+    burstiness: Rate = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
     rescale: bool = True  # so that the last arrival is at count / request_rate
-    ramp_up_strategy: str | None = None  # linear or exponential
-    ramp_up_start_rps: float | None = None
-    ramp_up_end_rps: float | None = None
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
+    ramp_up_start_rps: Rate | None = None
+    ramp_up_end_rps: PositiveFinite | None = None
     diurnal: Annotated[Diurnal | None, _one_curve] = None
 
     def check_rates(self) -> list[Check]:
         """Check what is said of the rates."""
         start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
-        checks = [
-            (not self.request_rate > 0, "request_rate", f"{self.request_rate}/s is not above 0"),
-            (not self.burstiness > 0, "burstiness", f"{self.burstiness} is not above 0"),
-            *(
-                (0 < value < LOWEST, name, f"{value} is below {LOWEST}")
-                for name, value in (
-                    ("request_rate", self.request_rate),
-                    ("burstiness", self.burstiness),
-                    ("ramp_up_start_rps", start if start is not None else inf),
-                )
-            ),
-        ]
         if ramp is None:
             given = start is not None or end is not None
-            return [*checks, (given, "ramp_up_strategy", "missing, but there is a rate to ramp up")]
+            return [(given, "ramp_up_strategy", "missing, but there is a rate to ramp up")]
         if start is None or end is None:
             name = "ramp_up_start_rps" if start is None else "ramp_up_end_rps"
-            return [*checks, (True, name, "missing, as ramp_up_strategy is given")]
+            return [(True, name, "missing, as ramp_up_strategy is given")]
         return [
-            *checks,
-            (ramp not in {"linear", "exponential"}, "ramp_up_strategy", f"{ramp!r} is unknown"),
             (self.request_rate < inf, "request_rate", "cannot be given with ramp_up_strategy"),
-            (not start > 0, "ramp_up_start_rps", f"{start} is not above 0"),
-            (not start <= end < inf, "ramp_up_end_rps", f"{end} is not finite and {start} or more"),
+            (start > end, "ramp_up_end_rps", f"{end} is less than ramp_up_start_rps, {start}"),
         ]
 
     def arrival_parts(

@@ -9,13 +9,15 @@ there.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from math import inf, isfinite, log
+from math import inf, log
 from typing import Annotated, Protocol, TypeGuard, get_args
 
 import numpy as np
 
+from simulator.util.config import NonNegativeFinite, NonNegativeFloat, PositiveFinite
 from simulator.util.errors import MappingError, did_you_mean
 from simulator.util.from_mapping import (
+    Field,
     from_mapping,
     parse_faults,
     parse_number,
@@ -43,11 +45,8 @@ class Distribution(Protocol):
 
 
 def _check_bounds(low: float | None, high: float | None) -> None:
-    least, most = low or 0, inf if high is None else high
-    raise_if(
-        (least < 0, "low", f"{low} is less than 0"),
-        (least > most, "low", f"{low} is more than high, {high}"),
-    )
+    wrong = low is not None and high is not None and low > high
+    raise_if((wrong, "low", f"{low} is more than high, {high}"))
 
 
 def _bounds(low: float | None, high: float | None, edge: float) -> tuple[float, float]:
@@ -64,10 +63,7 @@ def _clip(x: Floats, low: float, high: float) -> Floats:
 class Fixed:
     """Always `value`."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        raise_if((not 0 <= self.value < inf, "value", f"{self.value} is not finite and 0 or more"))
+    value: NonNegativeFinite
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.full(len(u), float(self.value))
@@ -77,12 +73,11 @@ class Fixed:
 class Uniform:
     """All values from `low` to `high` alike, both included."""
 
-    low: float
-    high: float
+    low: NonNegativeFinite
+    high: NonNegativeFinite
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
-        raise_if((not isfinite(self.high), "high", f"{self.high} is not finite"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         low, high = _bounds(self.low, self.high, edge)
@@ -93,12 +88,11 @@ class Uniform:
 class Exponential:
     """Exponential, with this `mean` before any cut."""
 
-    mean: float
-    low: float | None = None  # None: the least there is, 1 token or 0 s
-    high: float | None = None  # None: there is none
+    mean: PositiveFinite
+    low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
+    high: NonNegativeFloat | None = None  # None: there is none
 
     def __post_init__(self) -> None:
-        raise_if((not 0 < self.mean < inf, "mean", f"{self.mean} is not above 0"))
         _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -111,21 +105,14 @@ class Exponential:
 class Lognormal:
     """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
 
-    sigma: float  # of the logarithm
-    median: float | None = None
-    mean: float | None = None
-    low: float | None = None  # None: the least there is, 1 token or 0 s
-    high: float | None = None  # None: there is none
+    sigma: PositiveFinite  # of the logarithm
+    median: PositiveFinite | None = None
+    mean: PositiveFinite | None = None
+    low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
+    high: NonNegativeFloat | None = None  # None: there is none
 
     def __post_init__(self) -> None:
-        raise_if(
-            (not 0 < self.sigma < inf, "sigma", f"{self.sigma} is not above 0"),
-            ((self.median is None) == (self.mean is None), "median", "give either it or mean"),
-            *(
-                (value is not None and not 0 < value < inf, name, f"{value} is not above 0")
-                for name, value in (("median", self.median), ("mean", self.mean))
-            ),
-        )
+        raise_if(((self.median is None) == (self.mean is None), "median", "give either it or mean"))
         _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -144,17 +131,12 @@ class Lognormal:
 class Zipf:
     """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
 
-    alpha: float
-    high: int
-    low: int = 1
+    alpha: NonNegativeFinite
+    high: Annotated[int, Field(le=10**7)]
+    low: Annotated[int, Field(ge=1)] = 1
 
     def __post_init__(self) -> None:
-        raise_if(
-            (not 0 <= self.alpha < inf, "alpha", f"{self.alpha} is not 0 or more"),
-            (self.low < 1, "low", f"{self.low} is less than 1"),
-            (self.low > self.high, "low", f"{self.low} is more than high, {self.high}"),
-            (self.high > 10**7, "high", f"{self.high} is more than 10 million"),
-        )
+        _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         weights = np.arange(self.low, self.high + 1, dtype=np.float64) ** -self.alpha
@@ -204,7 +186,12 @@ def are_numbers(values: object, least: int) -> TypeGuard[Sequence[float]]:
     """Say whether this is a list of so many numbers or more, finite and 0 or more."""
     if not isinstance(values, Sequence) or len(values) < least:
         return False
-    return all(isinstance(n, int | float) and 0 <= n < inf for n in values)
+    return all(type(n) is not bool and isinstance(n, int | float) and 0 <= n < inf for n in values)
+
+
+def are_weights(values: object) -> bool:
+    """Say whether this is a list of numbers, 0 or more, with one above 0."""
+    return are_numbers(values, 1) and 0 < sum(values) < inf
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from simulator.util.config import Count
 from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors
 from simulator.util.from_mapping import (
     Check,
+    Field,
     parse_faults,
     parse_number,
     raise_if,
@@ -27,7 +29,7 @@ from simulator.workload.adapters import (
     draw_weighted,
     good_weights,
 )
-from simulator.workload.arrivals import ArrivalProcess, check_count
+from simulator.workload.arrivals import ArrivalProcess
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
@@ -90,14 +92,16 @@ class Generator(ArrivalProcess):
     from floor(n (1 - r)) to ceil(n (1 + r)), in one number or as {input: r, output: r}.
     """
 
-    num_prompts: int = 1000
-    n: int = 1  # samples of each prompt, as in vLLM's SamplingParams
-    max_concurrency: int | None = None
+    num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = 1000
+    n: Annotated[int, Field(ge=1, le=100_000)] = 1  # samples of each prompt, as in SamplingParams
+    max_concurrency: Count | None = None
     input_len: Length | None = None  # tokens; 1024
     output_len: Length | None = None  # tokens; 128
     range_ratio: Annotated[float | RangeRatio, _range_ratio] = 0.0
     lengths: TraceLengths | None = None  # in place of the three above
-    prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
+    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS)] = (
+        0  # tokens that all prompts begin with, before `input_len`
+    )
     prefix_groups: PrefixGroups | None = None
     sessions: Sessions | None = None
     clients: int | Sequence[float] | Mapping[str, float] | None = None  # how many, or weights
@@ -108,23 +112,9 @@ class Generator(ArrivalProcess):
     multimodal: Annotated[Mapping[str, Multimodal], read_multimodal] | None = None  # by modality
 
     def __post_init__(self) -> None:
-        concurrency = self.max_concurrency
         raise_if(
             *self.check_rates(),
-            *check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
-            *check_count("n", self.n, 100_000),
             (self.n > 1 and self.sessions is not None, "n", "cannot be used with sessions"),
-            (self.prefix_len < 0, "prefix_len", f"{self.prefix_len} is less than 0"),
-            (
-                self.prefix_len >= MAX_TOKENS,
-                "prefix_len",
-                f"{self.prefix_len} is {MAX_TOKENS:,} or more",
-            ),
-            (
-                concurrency is not None and concurrency < 1,
-                "max_concurrency",
-                f"{concurrency} is less than 1",
-            ),
             *check_clients(self.clients, self.priorities),
             *check_models(self.models, self.adapters),
             others=self._wrong_lengths(),
@@ -148,13 +138,11 @@ class Generator(ArrivalProcess):
 
 def check_clients(clients: object, priorities: object) -> list[Check]:
     """Check the keys that say how many clients there are and how urgent each is."""
+    most = MAX_KEPT_REQUESTS
+    good = 1 <= clients <= most if type(clients) is int else good_weights(clients)
+    what = f"{short_repr(clients)} is neither a number of clients, up to {most:,}, nor weights"
     return [
-        (
-            not _good_clients(clients),
-            "clients",
-            f"{short_repr(clients)} is neither a number of clients nor weights",
-        ),
-        *(check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
+        (clients is not None and not good, "clients", what),
         (
             priorities is not None and clients is None,
             "priorities",
@@ -178,13 +166,6 @@ def _good_priorities(priorities: object, clients: object) -> bool:
         and len(priorities) == count
         and all(type(n) is int and abs(n) < 2**31 for n in priorities)
     )
-
-
-def _good_clients(clients: object) -> bool:
-    """Say whether this is a number of clients, or weights."""
-    if isinstance(clients, int) and not isinstance(clients, bool):
-        return clients >= 1
-    return clients is None or good_weights(clients)
 
 
 def input_lengths(spec: Generator) -> Distribution:

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from math import inf
 from typing import Any
 
 import numpy as np
 
 from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
+from simulator.util.config import NonNegativeFinite
 from simulator.util.errors import HeadwayWarning, MappingError
 from simulator.util.from_mapping import from_mapping, parse_faults, raise_if
-from simulator.workload.arrivals import check_count
+from simulator.workload.arrivals import Things
 from simulator.workload.distributions import (
     Amounts,
     Fixed,
@@ -37,14 +37,8 @@ class Multimodal:
 
     items: Amounts | None = None  # of a request; None: one, or what the trace says
     tokens: Lengths = TOKENS  # that the encoder makes of each
-    distinct: int | None = None
-    zipf: float = 1.0
-
-    def __post_init__(self) -> None:
-        raise_if(
-            *(check_count("distinct", self.distinct) if self.distinct is not None else ()),
-            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
-        )
+    distinct: Things | None = None
+    zipf: NonNegativeFinite = 1.0
 
 
 def read_multimodal(given: object) -> dict[str, Multimodal]:

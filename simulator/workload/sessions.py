@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
-from simulator.util.from_mapping import raise_if
-from simulator.workload.arrivals import check_count
+from simulator.util.config import NonNegativeFinite
+from simulator.workload.arrivals import Things
 from simulator.workload.distributions import (
     Amounts,
     Fixed,
@@ -34,15 +33,9 @@ class PrefixGroups:
     each prompt draws its prefix, the k-th in proportion to k ** -zipf.
     """
 
-    num_prefixes: int = 10
+    num_prefixes: Things = 10
     prefix_len: Lengths = PREFIX_LEN
-    zipf: float = 0.0
-
-    def __post_init__(self) -> None:
-        raise_if(
-            *check_count("num_prefixes", self.num_prefixes),
-            (not 0 <= self.zipf < inf, "zipf", f"{self.zipf} is not 0 or more"),
-        )
+    zipf: NonNegativeFinite = 0.0
 
 
 @dataclass(slots=True, eq=False)

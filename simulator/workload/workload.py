@@ -36,12 +36,6 @@ class Frontend:
     per_request: float = 0.0
     per_token: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("latency", "per_request", "per_token"):
-            value = getattr(self, name)
-            if not 0 <= value < inf:
-                raise MappingError(f"frontend.{name}", f"{value} is not finite and 0 or more")
-
     def delay(self, now: float, free: float, prompt_tokens: int) -> tuple[float, float]:
         """Return after how many s a request sent `now` is at the scheduler, and `free` after it.
 

@@ -232,7 +232,7 @@ def test_a_run_with_images_leaps_as_it_steps(tmp_path: Path) -> None:
         ("engine.pipeline_parallel_size", "2", "needs pipeline_parallel_size: 1"),
         ("workload.multimodal.image.items", "2", "the trace has a column of them"),
         ("workload.multimodal.image.distinct", "0", "distinct"),
-        ("workload.multimodal.image.zipf", "-1", "zipf: -1 is not 0 or more"),
+        ("workload.multimodal.image.zipf", "-1", "zipf: must be at least 0, not -1"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, key: str, value: str, says: str) -> None:

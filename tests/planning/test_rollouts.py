@@ -127,7 +127,7 @@ def test_samples_share_their_prompt_and_end_each_by_itself(tmp_path: Path) -> No
     ("change", "message"),
     [
         ("workload.sessions={turns: 2}", "workload.n: cannot be used with sessions"),
-        ("workload.n=0", "workload.n: 0 is less than 1"),
+        ("workload.n=0", "workload.n: must be at least 1, not 0"),
         ("rollouts.steps=0", "rollouts.steps: must be at least 1, not 0"),
         ("workload.input_len=3000", "rollouts: a prompt of 3,000 tokens and an answer of"),
     ],

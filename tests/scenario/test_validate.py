@@ -107,23 +107,25 @@ BAD = [
     ),
     (
         "workload: {num_prompts: 99999999999}\n",
-        "s.yaml:1: workload.num_prompts: 99999999999 is more than 1,000,000,000",
+        "s.yaml:1: workload.num_prompts: must be at most 1000000000, not 99999999999",
     ),
     (
         "workload: {clients: 10000001}\n",
-        "s.yaml:1: workload.clients: 10000001 is more than 10,000,000",
+        "s.yaml:1: workload.clients: 10000001 is neither a number of clients, up to 10,000,000, "
+        "nor weights",
     ),
     (
         "workload: {clients: true}\n",
-        "s.yaml:1: workload.clients: true is neither a number of clients nor weights",
+        "s.yaml:1: workload.clients: true is neither a number of clients, up to 10,000,000, "
+        "nor weights",
     ),
     (
         "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",
-        "s.yaml:2: workload.prefix_groups.num_prefixes: 10000001 is more than 10,000,000",
+        "s.yaml:2: workload.prefix_groups.num_prefixes: must be at most 10000000, not 10000001",
     ),
     (
         "workload: {prefix_len: 2147483648}\n",
-        "s.yaml:1: workload.prefix_len: 2147483648 is 2,147,483,648 or more",
+        "s.yaml:1: workload.prefix_len: must be less than 2147483648, not 2147483648",
     ),
     (
         f"workload: {{request_rate: {10**400}}}\n",
@@ -143,7 +145,7 @@ BAD = [
     ),
     (
         "workload:\n  num_prompts: 0\n",
-        "s.yaml:2: workload.num_prompts: 0 is less than 1",
+        "s.yaml:2: workload.num_prompts: must be at least 1, not 0",
     ),
     (
         "workload:\n  input_len:\n    kind: uniform\n    low: 9\n    high: 3\n",

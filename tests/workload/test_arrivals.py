@@ -96,10 +96,14 @@ def test_ramp_refusals():
         "request_rate: cannot be given with ramp_up_strategy"
     ]
     assert errors(**ramp | {"ramp_up_end_rps": 1}) == [
-        "ramp_up_end_rps: 1 is not finite and 2 or more"
+        "ramp_up_end_rps: 1 is less than ramp_up_start_rps, 2"
     ]
-    assert errors(**ramp | {"ramp_up_start_rps": 0}) == ["ramp_up_start_rps: 0 is not above 0"]
-    assert errors(**ramp | {"ramp_up_strategy": "up"}) == ["ramp_up_strategy: 'up' is unknown"]
+    assert errors(**ramp | {"ramp_up_start_rps": 0}) == [
+        "ramp_up_start_rps: must be more than 0, not 0"
+    ]
+    assert errors(**ramp | {"ramp_up_strategy": "up"}) == [
+        "ramp_up_strategy: must be 'linear' or 'exponential', not 'up'"
+    ]
 
 
 def test_a_diurnal_load_swings_about_its_mean():
@@ -116,7 +120,7 @@ def test_a_diurnal_load_swings_about_its_mean():
 
 
 def test_a_diurnal_load_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"diurnal\.amplitude: 2 is not from 0 to 1"):
+    with pytest.raises(ValueError, match=r"diurnal\.amplitude: must be at most 1, not 2"):
         generate({"request_rate": 1, "diurnal": {"amplitude": 2}})
 
 

@@ -126,6 +126,7 @@ def test_lengths_of_two_columns():
 
 
 TURNS = {"kind": "uniform", "low": 1, "high": 5}
+NO_CLIENTS = "is neither a number of clients, up to 10,000,000, nor weights"
 
 
 THINK = {"kind": "exponential", "mean": 10}
@@ -273,13 +274,13 @@ def test_demo_is_like_azure(request):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"request_rate": 0}, "request_rate: 0/s is not above 0"),
-        ({"burstiness": -1.0}, "burstiness: -1.0 is not above 0"),
-        ({"num_prompts": 0}, "num_prompts: 0 is less than 1"),
+        ({"request_rate": 0}, "request_rate: must be more than 0, not 0"),
+        ({"burstiness": -1.0}, "burstiness: must be more than 0, not -1.0"),
+        ({"num_prompts": 0}, "num_prompts: must be at least 1, not 0"),
         ({"num_prompts": 1.5}, "num_prompts: must be a whole number such as 64, not 1.5"),
         ({"num_prompts": True}, "num_prompts: must be a whole number such as 64, not true"),
         ({"rescale": "no"}, "rescale: must be true or false, not 'no'"),
-        ({"max_concurrency": 0}, "max_concurrency: 0 is less than 1"),
+        ({"max_concurrency": 0}, "max_concurrency: must be at least 1, not 0"),
         ({"request_rat": 3}, "request_rat: unknown key"),
         ({"request_rate": float("nan")}, "request_rate: must be a number, not nan"),
         ({"input_len": 0}, "input_len: 0 tokens would be possible, but 1 is the least"),
@@ -292,8 +293,11 @@ def test_demo_is_like_azure(request):
             {"input_len": TURNS, "range_ratio": 0.1},
             "input_len: must be a number where there is a range_ratio",
         ),
-        ({"prefix_len": -1}, "prefix_len: -1 is less than 0"),
-        ({"prefix_groups": {"num_prefixes": 0}}, "prefix_groups.num_prefixes: 0 is less than 1"),
+        ({"prefix_len": -1}, "prefix_len: must be at least 0, not -1"),
+        (
+            {"prefix_groups": {"num_prefixes": 0}},
+            "prefix_groups.num_prefixes: must be at least 1, not 0",
+        ),
         ({"prefix_groups": 3}, "prefix_groups: must be a mapping of keys, not 3"),
         (
             {"prefix_groups": {"prefix_len": 0}},
@@ -304,11 +308,8 @@ def test_demo_is_like_azure(request):
             {"sessions": {"turns": 2, "think_time": -1}},
             "sessions.think_time: -1 is not finite and 0 or more",
         ),
-        ({"clients": 0}, "clients: 0 is neither a number of clients nor weights"),
-        (
-            {"clients": [0, 0]},
-            "clients: [0, 0] is neither a number of clients nor weights",
-        ),
+        ({"clients": 0}, f"clients: 0 {NO_CLIENTS}"),
+        ({"clients": [0, 0]}, f"clients: [0, 0] {NO_CLIENTS}"),
         ({"ramp_up_start_rps": 3}, "ramp_up_strategy: missing, but there is a rate to ramp up"),
         (
             {"ramp_up_strategy": "linear", "ramp_up_start_rps": 3},
@@ -340,11 +341,11 @@ def test_all_refusals_at_once():
         request_rate=-1, num_prompts=0, output_len={"kind": "mixture", "parts": parts}, sessions=7
     )
     assert wrong == [
+        "request_rate: must be more than 0, not -1",
+        "num_prompts: must be at least 1, not 0",
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
         "sessions: must be a mapping of keys, not 7",
-        "request_rate: -1/s is not above 0",
-        "num_prompts: 0 is less than 1",
     ]
 
 
