@@ -58,6 +58,7 @@ class DisaggregatedFleet(PairedFleet):
         max_local: int = 0,
     ) -> None:
         super().__init__(env, router, sessions, to_consumers=to_consumers, latency=latency)
+        self._clock.on_settled = self._settled
         self.transfers = bytearray()
         self._block_seconds = block_seconds
         self._layers, self._max_local = layers or {}, max_local
@@ -235,8 +236,8 @@ class DisaggregatedFleet(PairedFleet):
         handoff.blocks = -(-request.prompt_tokens // size) - found
         self._kv_requests.append((number, handoff))
 
-    def _ring(self, now: float) -> None:
-        super()._ring(now)
+    def _settled(self, now: float) -> None:
+        """Let links have what the steps that begin now have asked for."""
         # Which consumer's step began first at this instant may depend on leaps, its number not.
         self._kv_requests.sort(key=lambda entry: entry[0])
         for _, handoff in self._kv_requests:

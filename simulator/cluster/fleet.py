@@ -7,7 +7,7 @@ leaping runs agree to the last bit here, too.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from math import inf, nextafter
@@ -17,13 +17,13 @@ import simpy
 
 from simulator.cluster.data_parallel import Balancer, DataParallelServer, LockStepLoop, Rank
 from simulator.cluster.routers import Router, Target
-from simulator.core.alarm import LATE, Alarm, FastEnvironment
+from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
 from simulator.engine.core import EngineCore
-from simulator.engine.loop import EngineLoop
+from simulator.engine.loop import EngineLoop, LoopTimer
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.schedulers.interface import SchedulerInterface
@@ -47,7 +47,7 @@ class FleetTimer:
     def set(self, when: float) -> None:
         """Wake the loop at `when`, and at no other time."""
         self.when = when
-        self._clock.wake(when, self.number)
+        self._clock.wake(when, self)
 
     def cancel(self) -> None:
         """Do not wake the loop."""
@@ -55,17 +55,20 @@ class FleetTimer:
 
 
 class FleetClock:
-    """Calls `ring(now)` when loops are due: one alarm for the whole fleet."""
+    """Lets loops go on when they are due: one timer for the whole fleet.
 
-    def __init__(self, env: simpy.Environment, ring: Callable[[float], None]) -> None:
+    `deliver()` is called when all steps that end at an instant have ended, before others begin.
+    """
+
+    def __init__(self, env: simpy.Environment, deliver: Callable[[], None]) -> None:
         self.env = env
-        self._clock = env if isinstance(env, FastEnvironment) else None
         self.timers: list[FleetTimer] = []
+        self.ending = False  # steps end now; `deliver` has not been called
         self.settled = -1.0  # the last instant whose steps have ended
-        self._ring = ring
-        self._heap: list[tuple[float, int]] = []
-        self._alarm = Alarm(env, self._awake, LATE)
-        self._armed = inf  # when it comes off; -inf: it is coming off
+        self.on_settled: Callable[[float], None] | None = None  # all steps of an instant have begun
+        self._deliver = deliver
+        self._heap: list[tuple[float, int, FleetTimer]] = []  # when timers were set to, by number
+        self._timer = LoopTimer(self)
 
     def timer(self, loop: EngineLoop) -> FleetTimer:
         """Make the timer of another loop."""
@@ -73,51 +76,55 @@ class FleetClock:
         self.timers.append(timer)
         return timer
 
-    def wake(self, when: float, number: int) -> None:
-        """Come off at `when` for the timer of that number."""
-        heappush(self._heap, (when, number))
-        if when < self._armed:
-            if self._armed < inf:  # the old alarm will come off to no effect
-                self._alarm = Alarm(self.env, self._awake, LATE)
-            self._armed = when
-            self._alarm.set(when)
+    def wake(self, when: float, timer: FleetTimer) -> None:
+        """Come off at `when` for a timer."""
+        heappush(self._heap, (when, timer.number, timer))
+        if not 0.0 <= self._timer.when <= when:
+            self._timer.set(when)
 
-    def due(self, now: float) -> list[FleetTimer]:
-        """Take out the timers that are due, by number."""
-        heap, found = self._heap, []
+    def turn(self, now: float) -> float:
+        """Let loops go on that are due; say when the next timer is, -1: none is set."""
+        heap = self._heap
         while heap and heap[0][0] <= now:
-            when, number = heappop(heap)
-            timer = self.timers[number]
-            if timer.when == when:
-                timer.when = -1.0
-                found.append(timer)
-        return found
-
-    def _awake(self, alarm: simpy.Event) -> None:
-        """Ring, again and again as long as nothing but steps of the fleet happens."""
-        if alarm is not self._alarm:
-            return
-        self._armed = -inf
-        now = self.env.now
-        self._armed = when = (
-            self._turn(now) if self._clock is None else self._clock.go_on(self._turn, now)
-        )
-        if when < 0.0:
-            self._armed = inf
-        else:
-            self._alarm.set(when)
-
-    def _turn(self, now: float) -> float:
-        """Ring; say when the next timer is due, -1: none is set."""
-        self._ring(now)
+            when, _, timer = heappop(heap)
+            if timer.when != when:  # it has been put off
+                continue
+            timer.when = -1.0
+            self.ending = True
+            if heap and heap[0][0] <= now:
+                self._go_on([timer, *self._due(now)], now)
+                continue
+            timer.when = when = timer.loop.turn(now, self._deliver)
+            if when >= 0.0:
+                heappush(heap, (when, timer.number, timer))
+        if self.on_settled is not None:
+            self.on_settled(now)
         self.settled = now
-        heap, timers = self._heap, self.timers
         while heap:
-            when, number = heap[0]
-            if timers[number].when == when:  # else it has been put off
+            when, _, timer = heap[0]
+            if timer.when == when:
                 return when
             heappop(heap)
         return -1.0
+
+    def _due(self, now: float) -> Iterator[FleetTimer]:
+        """Take out the timers that are due, by number."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            when, _, timer = heappop(heap)
+            if timer.when == when:
+                timer.when = -1.0
+                yield timer
+
+    def _go_on(self, due: Sequence[FleetTimer], now: float) -> None:
+        """Let several loops go on at an instant: no step begins before all have ended."""
+        for timer in due:
+            timer.loop.end_steps(now)
+        self._deliver()
+        for timer in due:
+            timer.when = when = timer.loop.begin_steps(now)
+            if when >= 0.0:
+                heappush(self._heap, (when, timer.number, timer))
 
 
 class Sessions(Protocol):
@@ -145,7 +152,7 @@ class Fleet:
         self.router = router
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
-        self.sleeps: Callable[[Request], bool] = lambda _: False  # whoever serves it
+        self.sleeps: Callable[[Request], bool] | None = None  # whoever serves it
         self.targets: list[Target] = []
         self.cores: list[EngineCore] = []  # by number
         self.engines: list[Replica | DataParallelServer] = []  # behind each target
@@ -154,8 +161,8 @@ class Fleet:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sent_again: dict[int, float] = {}  # s, when a request was last sent once more
         self._sessions = sessions
-        self._clock = FleetClock(env, self._ring)
-        self._ended: list[tuple[Target, Request]] | None = None  # while steps end
+        self._clock = FleetClock(env, self._deliver)
+        self._ended: list[tuple[Target, Request]] = []  # since steps have begun to end
         self._at: dict[int, tuple[Request, Target | None]] = {}  # by id; None: it is held
         self._held: deque[Request] = deque()  # while no replica is open
         self._chosen = 0
@@ -244,7 +251,7 @@ class Fleet:
             self._submit(request)
 
     def _submit(self, request: Request) -> None:
-        if not self.open or self.sleeps(request):
+        if not self.open or (self.sleeps is not None and self.sleeps(request)):
             self._hold(request)
             return
         self._stamp_arrival(request)
@@ -271,7 +278,7 @@ class Fleet:
         self._at[request.id] = request, target
         target.outstanding += 1
         target.tokens += request.prompt_tokens
-        target.models[request.model] += 1
+        target.models[request.model] = target.models.get(request.model, 0) + 1
         target.used += -(-request.prompt_tokens // target.block_size)
         target.order = self._chosen = self._chosen + 1
         self.router.changed(target)
@@ -321,23 +328,12 @@ class Fleet:
             self.submit_again(request)
         return len(lost)
 
-    def _ring(self, now: float) -> None:
-        """End the steps that are over, tell the client, begin the next."""
-        clock = self._clock
-        while due := clock.due(now):
-            ended = self._ended = []
-            for timer in due:
-                timer.loop.end_steps(now)
-            self._ended = None
-            if ended:
-                self._deliver(ended)
-            for timer in due:
-                timer.when = when = timer.loop.begin_steps(now)
-                if when >= 0.0:
-                    clock.wake(when, timer.number)
-
-    def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
+    def _deliver(self) -> None:
         """Tell the router of all that ended at this instant, then the client."""
+        self._clock.ending = False
+        if not self._ended:
+            return
+        ended, self._ended = self._ended, []
         changed = {}
         for target, request in ended:
             self._leave(target, request)
@@ -358,9 +354,9 @@ class Fleet:
     def _forget(self, target: Target, request: Request) -> None:
         target.outstanding -= 1
         target.tokens -= request.prompt_tokens
-        target.models[request.model] -= 1
-        if not target.models[request.model]:
-            del target.models[request.model]
+        left = target.models.pop(request.model) - 1
+        if left:
+            target.models[request.model] = left
 
     def _notify_if_idle(self, target: Target) -> None:
         if not target.outstanding and self.on_idle is not None:
@@ -368,7 +364,7 @@ class Fleet:
 
     def _end(self, target: Target, request: Request) -> None:
         """Take note that a request has ended at a replica, or was rejected there at once."""
-        if self._ended is not None:
+        if self._clock.ending:
             self._ended.append((target, request))
             return
         self._leave(target, request)

@@ -9,8 +9,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -170,17 +171,15 @@ class PowerOfTwo(Pool):
 class Least:
     """The one with the fewest requests that have not ended; of equals the one chosen longest ago.
 
-    Subclasses count something else. A heap has an entry for each change; those that time has
-    passed over are dropped as they come up, and it is made anew when most of it is such.
+    Subclasses count something else, their `load`. A heap has an entry for each change; those that
+    time has passed over are dropped as they come up, and it is made anew when most of it is such.
     """
+
+    load: ClassVar["attrgetter[float]"] = attrgetter("outstanding")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, Target]] = []
         self._open: dict[int, Target] = {}
-
-    def load(self, target: Target) -> float:
-        """Return the number that is to be small."""
-        return target.outstanding
 
     def open(self, target: Target) -> None:
         self._open[target.index] = target
@@ -192,13 +191,11 @@ class Least:
     def changed(self, target: Target) -> None:
         heap = self._heap
         if len(heap) > 2 * len(self._open) + SPARE:
-            heap = self._heap = [self._entry(one) for one in self._open.values()]
+            load = self.load
+            heap[:] = [(load(one), one.order, one.index, one) for one in self._open.values()]
             heapify(heap)
         else:
-            heappush(heap, self._entry(target))
-
-    def _entry(self, target: Target) -> tuple[float, int, int, Target]:
-        return self.load(target), target.order, target.index, target
+            heappush(heap, (self.load(target), target.order, target.index, target))
 
     def least(self) -> Target:
         """Find the open target with the least load."""
@@ -216,15 +213,13 @@ class Least:
 class LeastTokens(Least):
     """The one with the fewest prompt tokens of requests that have not ended."""
 
-    def load(self, target: Target) -> float:
-        return target.tokens
+    load = attrgetter("tokens")
 
 
 class LeastKv(Least):
     """The one with the least KV in use, by its last answer and the prompts sent since."""
 
-    def load(self, target: Target) -> float:
-        return target.used / target.blocks
+    load = attrgetter("kv_usage")
 
 
 class SessionAffinity(Least):

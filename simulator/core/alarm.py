@@ -29,31 +29,15 @@ class Repeating(Protocol):
 class FastEnvironment(simpy.Environment):
     """A SimPy environment that nobody looks at between two events.
 
-    A loop that wakes up for every step need not make an event of each: while nothing else is due
-    it may let the clock go on (`go_on`), or have it attend to its steps and to all else alike
-    (`attend`). One call of `step` may then comprise several steps of an engine. In other
-    environments, where time is real or somebody watches event by event, each is an event of its
-    own; the outcome is the same.
+    A loop that wakes up for every step need not make an event of each: it may have the clock attend
+    to its steps and to all else alike (`attend`). One call of `step` may then comprise several
+    steps of an engine. In other environments, where time is real or somebody watches event by
+    event, each is an event of its own; the outcome is the same.
     """
 
     __slots__ = ("_now",)  # what SimPy keeps the time in, see below
 
     _attending = False  # to a timer: `attend` is under way
-
-    def go_on(self, turn: Callable[[float], float], now: float) -> float:
-        """Call `turn(now)`, and again at the time that it gives if nothing else happens before.
-
-        That is what a LATE alarm set to each time comes to. Return the time at which it is to be
-        called next, below 0 if never.
-        """
-        queue = self._queue
-        when = turn(now)
-        for _ in repeat(None, MOST_SKIPS):
-            if when < 0.0 or (queue and queue[0][0] <= when):
-                break
-            self._now = when
-            when = turn(when)
-        return when
 
     def attend(self, timer: "Repeating") -> None:
         """Let `timer` have its turn at its time, and at the next, with all that happens between.

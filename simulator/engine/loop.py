@@ -39,10 +39,19 @@ class Timer(Protocol):
         """Do not wake the loop."""
 
 
+class Turning(Protocol):
+    """Whoever has a turn at its time, and says when the next is."""
+
+    env: simpy.Environment
+
+    def turn(self, now: float) -> float:
+        """Have a turn; say when the next one is, -1: there is none."""
+
+
 class LoopTimer:
     """The timer of a loop that shares its clock with no other."""
 
-    def __init__(self, loop: "EngineLoop") -> None:
+    def __init__(self, loop: Turning) -> None:
         self._clock = loop.env if isinstance(loop.env, FastEnvironment) else None
         self._env = loop.env
         self.turn = loop.turn
@@ -175,8 +184,10 @@ class EngineLoop(ABC):
         self._due = when
         self._timer.set(when)
 
-    def turn(self, now: float) -> float:
-        """Take in the outcome of the steps that are over and begin the next.
+    def turn(  # noqa: PLR0912  written out, as every step has one
+        self, now: float, between: Callable[[], None] | None = None
+    ) -> float:
+        """Take in the outcome of the steps that are over, call `between`, and begin the next.
 
         Return the time at which that is to be done again, -1: it rests.
         """
@@ -187,6 +198,8 @@ class EngineLoop(ABC):
             self.commit(over.scheduled, over.decided, over.start, over.ends)
             if self.cancels:
                 self.end_steps(now)
+            if between is not None:
+                between()
             batch = self.begin(now, now)
             if batch is None:
                 self._leaping = False
@@ -204,6 +217,8 @@ class EngineLoop(ABC):
                 queue.popleft()
                 self.commit(over.scheduled, over.decided, over.start, over.ends)
                 if not self.cancels:
+                    if between is not None:
+                        between()
                     when = running.ends[-1]
                     if self._leaping:
                         self._leaping = False
@@ -220,6 +235,8 @@ class EngineLoop(ABC):
                     self._due = when
                     return when
         self.end_steps(now)
+        if between is not None:
+            between()
         return self.begin_steps(now)
 
     def end_steps(self, now: float) -> None:

@@ -89,9 +89,11 @@ class PipelineReplica(Replica):
             super().commit(scheduled, decided, start, ends)
             self._ended |= len(self.scheduler.running) < running
 
-    def turn(self, now: float) -> float:
+    def turn(self, now: float, between: Callable[[], None] | None = None) -> float:
         """Go on, which even one batch in flight does in its own way."""
         self.end_steps(now)
+        if between is not None:
+            between()
         return self.begin_steps(now)
 
     def end_steps(self, now: float) -> None:

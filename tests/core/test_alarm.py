@@ -74,20 +74,24 @@ def test_late_comes_after_everything_of_its_instant(kind) -> None:
     assert order == ["timeout", "zero", "late"]
 
 
-def test_a_clock_goes_on_only_before_anything_else_is_due() -> None:
-    """What is due at that very time comes first, too, as it does before a late alarm."""
+def test_a_clock_attends_to_all_else_before_a_turn() -> None:
+    """What is due at the very time of a turn comes first, too, as it does before a late alarm."""
     env = FastEnvironment(1.0)
-    Alarm(env, lambda _: None).set(3.0)
-    turns: list[float] = []
+    order: list[object] = []
+    Alarm(env, lambda _: order.append("alarm")).set(3.0)
 
-    def turn(now: float) -> float:
-        assert now == env.now
-        turns.append(now)
-        return now + 0.5
+    class EveryHalfSecond:
+        when = 1.0
 
-    assert env.go_on(turn, 1.0) == 3.0
-    assert turns == [1.0, 1.5, 2.0, 2.5]
-    env.step()
-    assert env.go_on(turn, 3.0) > 3.0
-    assert len(turns) == 4 + 1 + MOST_SKIPS
-    assert env.go_on(lambda now: -1.0, env.now) == -1.0
+        def turn(self, now: float) -> float:
+            assert now == env.now
+            order.append(now)
+            return now + 0.5 if now < 20.0 else -1.0
+
+    timer = EveryHalfSecond()
+    env.attend(timer)
+    assert order == [1.0, 1.5, 2.0, 2.5, "alarm", *(3.0 + 0.5 * k for k in range(MOST_SKIPS - 3))]
+    assert timer.when == env.now + 0.5 == 9.5
+    env.attend(timer)
+    env.attend(timer)
+    assert (timer.when, env.now) == (-1.0, 20.0)
