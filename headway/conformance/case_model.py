@@ -187,6 +187,10 @@ class StepTime(_Model):
     load_block_ns: Natural = 0
     store_block_ns: Natural = 0
 
+    def duration(self, tokens: int, context: int) -> int:
+        """Return what a step with tokens takes, ns."""
+        return self.base_ns + self.per_token_ns * tokens + self.per_context_token_ns * context
+
 
 class CaseRequest(_Model):
     """One request of a case; its prompt may be named by `segments` or `hash_ids`."""

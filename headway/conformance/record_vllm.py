@@ -224,8 +224,7 @@ class RecordedVllm:
         times, asynchronous = self.case.step_time, self.case.config.async_scheduling
         if row is not None:
             if tokens:
-                end += times.base_ns + times.per_token_ns * row["tokens"]
-                end += times.per_context_token_ns * row["context"]
+                end += times.duration(row["tokens"], row["context"])
                 self._gpu_free = end
             row["dur"] = end - start if tokens or asynchronous else times.empty_ns
             if asynchronous:

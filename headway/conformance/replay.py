@@ -163,12 +163,8 @@ class RecordedClock:
         self.recorder, self.times = recorder, times
 
     def execute(self, step: Step) -> Timing:
-        row, times = self.recorder.add_step(step), self.times
-        return Timing(
-            times.base_ns
-            + times.per_token_ns * row.tokens
-            + times.per_context_token_ns * row.context
-        )
+        row = self.recorder.add_step(step)
+        return Timing(self.times.duration(row.tokens, row.context))
 
     def leap(self, step: Step, repeats: int) -> Leap:
         first, more = self.execute(step).seconds, self.times.per_context_token_ns * step.decodes

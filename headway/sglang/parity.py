@@ -21,7 +21,8 @@ from headway.conformance.cases import read_cases, write_lines
 from headway.conformance.compare import conform, report
 from headway.conformance.recorder import dump
 from headway.sglang import draw_options
-from headway.sglang.recorder import load_sglang, record
+from headway.sglang.recorder import record
+from headway.sglang.stand_ins import load_sglang
 from simulator.util.errors import HeadwayError
 
 Values = dict[str, Any]

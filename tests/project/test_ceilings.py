@@ -50,7 +50,7 @@ REFUSED = {
     "functions with more than five positional arguments": 13,
     "tuple literals unpacked where they are written": 108,
     "public functions that return a bare tuple of three or more": 26,
-    "files of more than 500 lines": 2,
+    "files of more than 500 lines": 1,
 }
 """Forms that nobody should add to, in all packages: how many there are."""
 LONG_FUNCTION = 80  # lines
