@@ -20,6 +20,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+BLANK = re.compile(r"[ \t\r\n]*")
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -27,25 +28,38 @@ def parse_json(text: str | bytes) -> Any:
 
     Twice is a key that one object has two times: who wrote it meant one of its values.
     """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    value, end = parse_value(text, 0)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def parse_value(text: str, at: int) -> tuple[Any, int]:
+    """Read the value at a place, or after blanks there; give where the next one may begin."""
     try:
-        if isinstance(text, bytes):
-            text = text.decode(json.detect_encoding(text), "surrogatepass")
-        return _DECODER.decode(text)
+        value, end = _DECODER.raw_decode(text, skip_blanks(text, at))
     except _GivenTwiceError as error:
-        words = str(text)
         key = re.escape(json.dumps(str(error)))
-        places = [found.start() for found in re.finditer(rf"{key}\s*:", words)]
+        places = [found.start() for found in re.finditer(rf"{key}\s*:", text)]
         what = f"the key {error} is given twice"
-        raise json.JSONDecodeError(what, words, max(places, default=0)) from None
+        raise json.JSONDecodeError(what, text, max(places, default=0)) from None
     except RecursionError:
-        raise json.JSONDecodeError("nested too deeply", str(text[:80]), 0) from None
+        raise json.JSONDecodeError("nested too deeply", text[:80], 0) from None
     except json.JSONDecodeError:
         raise
-    except ValueError:  # Python reads no longer whole numbers, or the bytes are no UTF-8
-        words = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    except ValueError:  # Python reads no longer whole numbers
         limit = sys.get_int_max_str_digits()
-        long = re.search(rf"[0-9]{{{limit + 1}}}", words) if limit else None
+        long = re.search(rf"[0-9]{{{limit + 1}}}", text) if limit else None
         if long is None:
             raise
         what = f"a number of more than {limit} digits"
-        raise json.JSONDecodeError(what, words, long.start()) from None
+        raise json.JSONDecodeError(what, text, long.start()) from None
+    return value, skip_blanks(text, end)
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """Return where a text goes on after blanks."""
+    blank = BLANK.match(text, at)
+    return blank.end() if blank else at

@@ -61,8 +61,8 @@ def describe(workload: Workload, format: str) -> Description:
     }
 
 
-def _lengths(lengths: Ints) -> dict[str, float]:
-    """Return the least, the mean, percentiles (linear) and the most of some lengths."""
+def _lengths(lengths: Ints | Floats) -> dict[str, float]:
+    """Return the least, the mean, percentiles (linear) and the most of some lengths or times."""
     least, most = float(lengths.min()), float(lengths.max())
     percentiles = zip(PERCENTILES, np.percentile(lengths, PERCENTILES).tolist(), strict=True)
     between = {f"p{p}": value for p, value in percentiles}
@@ -170,9 +170,7 @@ def _latencies(latencies: Mapping[str, Floats]) -> Iterator[tuple[str, str]]:
     for name, seconds in latencies.items():
         known = seconds[~np.isnan(seconds)]
         if len(known):
-            values = (1e3 * known.min(), 1e3 * known.mean(),
-                      *(1e3 * np.percentile(known, PERCENTILES)), 1e3 * known.max())  # fmt: skip
-            told = "".join(f"{value:>10,.1f}" for value in values)
+            told = "".join(f"{value:>10,.1f}" for value in _lengths(1e3 * known).values())
             few = "" if len(known) == len(seconds) else f"  of {len(known):,} requests"
             yield f"{name} (ms)", told + few
 
@@ -181,28 +179,23 @@ def _clients(workload: Workload) -> Iterator[str]:
     """Tabulate what each client sent, most requests first; of many the last as one row."""
     if workload.client is None or len(set(workload.client)) < 2:
         return
-    names, number = np.unique(np.array(workload.client, object), return_inverse=True)
-    counts = np.bincount(number)
-    lengths = (workload.prompt_tokens, workload.output_tokens)
-    totals = [np.bincount(number, weights=tokens) for tokens in lengths]
-    order = np.argsort(-counts, kind="stable")
-    shown = order if len(order) <= CLIENTS + 1 else order[:CLIENTS]
-    texts = [printable(str(name)) for name in names]
-    rows = [
-        (text if len(text) <= NAME_WIDTH else f"{text[: NAME_WIDTH - 1]}…", [k])
-        for k, text in ((k, texts[k]) for k in shown.tolist())
-    ]
-    if len(shown) < len(order):
-        rows.append((f"{len(order) - len(shown):,} others", order[len(shown) :].tolist()))
+    sent: dict[str, list[int]] = {}
+    for k, client in enumerate(workload.client):
+        sent.setdefault(client, []).append(k)
+    rows = sorted(sent.items(), key=lambda one: (-len(one[1]), one[0]))
+    if len(rows) > CLIENTS + 1:
+        others = [k for _, members in rows[CLIENTS:] for k in members]
+        rows[CLIENTS:] = [(f"{len(rows) - CLIENTS:,} others", others)]
     heads = f"{'requests':>12}{'share':>8}{'mean input':>12}{'output':>10}"
     yield f"{'client':<{NAME_WIDTH + 1}}{heads}"
-    for name, members in rows:
-        count = int(counts[members].sum())
-        means = [total[members].sum() / count for total in totals]
-        yield (
-            f"{name:<{NAME_WIDTH + 1}}{count:>12,}{count / len(workload):>8.1%}"
-            f"{means[0]:>12,.0f}{means[1]:>10,.0f}"
+    for client, members in rows:
+        name = printable(client)
+        name = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
+        share = f"{len(members):>12,}{len(members) / len(workload):>8.1%}"
+        means = (
+            tokens[members].mean() for tokens in (workload.prompt_tokens, workload.output_tokens)
         )
+        yield f"{name:<{NAME_WIDTH + 1}}{share}{next(means):>12,.0f}{next(means):>10,.0f}"
 
 
 def _burstiness(spread: float | None) -> str:

@@ -5,6 +5,7 @@ stream each, all from one seed: to change one of them leaves the others as they 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor
@@ -313,12 +314,8 @@ def draw_max_tokens(
     spec: Distribution, count: int, rng: "np.random.Generator", load: TraceReader | None
 ) -> Ints:
     """Draw the output tokens that the client of each of `count` requests allows."""
-    try:
+    with at_key("max_tokens"):
         return token_counts(spec, rng.random(count), load)
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise MappingError(field_errors(("max_tokens",), error)) from None
 
 
 def random_streams(seed: int) -> "dict[str, np.random.Generator]":
@@ -332,16 +329,22 @@ def draw_lengths(
 ) -> tuple[Ints, Ints]:
     """Draw each request's new prompt tokens and its output tokens."""
     u = rng["input"].random(spec.num_prompts)
-    name = "lengths"
-    try:
-        if spec.lengths is not None:
+    if spec.lengths is not None:
+        with at_key("lengths"):
             trace = read_lengths(spec.lengths.path, spec.lengths.format, load)
-            row = (u * len(trace)).astype(np.int64)
-            return trace.prompt_tokens[row], trace.output_tokens[row]
-        name = "input_len"
+        row = (u * len(trace)).astype(np.int64)
+        return trace.prompt_tokens[row], trace.output_tokens[row]
+    with at_key("input_len"):
         new = token_counts(input_lengths(spec), u, load)
-        name = "output_len"
+    with at_key("output_len"):
         return new, token_counts(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
+
+
+@contextmanager
+def at_key(name: str) -> Iterator[None]:
+    """Blame a key for what is wrong with what it draws from."""
+    try:
+        yield
     except HeadwayError:
         raise
     except ValueError as error:

@@ -9,8 +9,8 @@ from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import (
     first_line,
     first_value,
+    json_values,
     parquet_names,
-    parse,
     read_text,
 )
 from simulator.workload.traces.fields import (
@@ -75,7 +75,7 @@ def _head(path: Path, line: str) -> Head:
     if first is None:
         if PATTERNS["date"].search(line) and not line.startswith("[{"):
             return Head(line=line)  # a log's line in brackets
-        parse(path, read_text(path))  # says what is wrong
+        next(json_values(path, read_text(path)), None)  # says what is wrong
     if isinstance(first, list):
         if not first:
             raise HeadwayError(f"{path}:1: line: a list of no requests")

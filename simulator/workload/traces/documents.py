@@ -16,7 +16,7 @@ from typing import Any
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import check_regular
-from simulator.util.json_text import parse_json
+from simulator.util.json_text import parse_json, parse_value, skip_blanks
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.packed import text_blocks
 
@@ -30,7 +30,6 @@ IN_JSON = re.compile(
 )
 """In a column's name, where what gateways export of a request is JSON as text."""
 DETAILS = ("promptTokensDetails", "prompt_tokens_details")
-BLANK = re.compile(r"[ \t\r\n]*")
 Item = tuple[int, Any]
 """A value in a text, and the line on which it begins."""
 
@@ -168,20 +167,16 @@ def read_text(path: Path) -> str:
     return "".join(text for _, text in line_blocks(path))
 
 
-def parse(path: Path, text: str) -> Any:
-    """Read a JSON text; HeadwayError names the line that is damaged."""
-    try:
-        return parse_json(text)
-    except json.JSONDecodeError as error:
-        raise HeadwayError(f"{path}:{error.lineno}: line: bad JSON: {error.msg}") from None
-
-
-def parse_object(path: Path, text: str) -> dict[str, Any]:
-    """Read a JSON text that must be an object."""
-    whole = parse(path, text)
-    if not isinstance(whole, dict):
-        raise HeadwayError(f"{path}:1: line: not a JSON object")
-    return whole
+def json_values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Yield where each JSON value of a text begins, and it; HeadwayError names a damaged line."""
+    at = skip_blanks(text, 0)
+    while at < len(text):
+        try:
+            value, end = parse_value(text, at)
+        except json.JSONDecodeError as error:
+            raise HeadwayError(f"{path}:{error.lineno}: line: bad JSON: {error.msg}") from None
+        yield at, value
+        at = end
 
 
 def first_value(path: Path, line: str) -> Any:
@@ -203,23 +198,27 @@ def is_json_lines(path: Path) -> bool:
         return False
 
 
-def items(text: str, steps: Sequence[str | int] = ()) -> Iterator[Item]:
-    """Yield the elements of the list at the end of `steps`: keys of objects, places in lists.
+def items(
+    text: str, steps: Sequence[str | int], problems: Problems, begin: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of the list at the end of `steps`: keys of objects, places in lists.
 
-    The text must be good JSON; nothing is yielded if there is no such list.
+    The text must be good JSON from `begin` on; nothing is yielded if there is no such list.
     """
-    at = _find(text, steps)
+    at = _find(text, steps, skip_blanks(text, begin))
     line, seen = 1, 0
     if at is None or text[at] != "[":
         return
     for _, start, value in _members(text, at):
         line, seen = line + text.count("\n", seen, start), start
-        yield line, value
+        if isinstance(value, dict):
+            yield line, value
+        else:
+            problems.add(line, "line", "not a JSON object")
 
 
-def _find(text: str, steps: Sequence[str | int]) -> int | None:
-    """Return where a value begins."""
-    at = _skip(text, 0)
+def _find(text: str, steps: Sequence[str | int], at: int) -> int | None:
+    """Return where a value begins, at the end of steps from another."""
     for step in steps:
         if text[at] != ("[" if isinstance(step, int) else "{"):
             return None
@@ -234,22 +233,17 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int, Any]]:
     """Yield the key or place of each member of the object or list at `at`, its start and value."""
     decode = json.JSONDecoder().raw_decode
     named = text[at] == "{"
-    at, count = _skip(text, at + 1), 0
+    at, count = skip_blanks(text, at + 1), 0
     while text[at] not in "]}":
         key: str | int = count
         if named:
             key, at = decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)
+            at = skip_blanks(text, skip_blanks(text, at) + 1)
         value, end = decode(text, at)
         yield key, at, value
-        at, count = _skip(text, end), count + 1
+        at, count = skip_blanks(text, end), count + 1
         if text[at] == ",":
-            at = _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    blank = BLANK.match(text, at)
-    return blank.end() if blank else at
+            at = skip_blanks(text, at + 1)
 
 
 def objects_of(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -291,14 +285,3 @@ def _paths(row: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield from ((key, *path) for path in _paths(value))
         else:
             yield key, value
-
-
-def flat_objects(
-    text: str, steps: Sequence[str | int], problems: Problems
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a list in a JSON text, flat."""
-    for line, value in items(text, steps):
-        if isinstance(value, dict):
-            yield line, flat(value)
-        else:
-            problems.add(line, "line", "not a JSON object")

@@ -4,15 +4,22 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, nan
 from pathlib import Path
+from typing import Any
 
 from simulator.core.request import Segments
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
-from simulator.workload.traces.documents import lines
+from simulator.workload.traces.documents import (
+    is_json_lines,
+    items,
+    json_values,
+    lines,
+    read_text,
+)
 from simulator.workload.traces.format import Problems
 
 LARGEST = 9e18  # what still fits 64 bits
@@ -69,6 +76,25 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
             problems.add(number, "line", "not a JSON object")
             continue
         yield Row(number, values, problems)
+
+
+def json_objects(
+    path: Path, problems: Problems, inside: Callable[[dict[str, Any]], Sequence[str] | None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file with their lines: one a line, one after the other, or in lists.
+
+    `inside` says to which list in an object keys lead, where its elements are meant; None: to none.
+    """
+    if is_json_lines(path):
+        yield from ((row.line, row.values) for row in rows(path, problems))
+        return
+    text = read_text(path)
+    for at, value in json_values(path, text):
+        steps = inside(value) if isinstance(value, dict) else ()
+        if steps is None:
+            yield text.count("\n", 0, at) + 1, value
+        else:
+            yield from items(text, steps, problems, at)
 
 
 class HashBlocks:

@@ -93,27 +93,21 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
     """Yield the lines of a workload, in its order."""
     ids = _Ids()
     sessions = _sessions(workload, path)
-    columns = zip(
-        workload.arrival.tolist(),
-        workload.prompt_tokens.tolist(),
-        workload.output_tokens.tolist(),
-        strict=True,
-    )
-    for i, (arrival, prompt, output) in enumerate(columns):
+    for i, length in enumerate(workload.prompt_tokens.tolist()):
+        added = length
         row: dict[str, object] = {}
-        added = prompt
         before = -1 if workload.after is None else int(workload.after[i])
         parts = workload.segments[i] if workload.segments else None
         if before >= 0:
             parts = _added(workload, i, before, path)
-            added = prompt - int(workload.prompt_tokens[before] + workload.output_tokens[before])
+            added = length - int(workload.prompt_tokens[before] + workload.output_tokens[before])
             delay = 0.0 if workload.delay is None else float(workload.delay[i])
             row["delay"] = round(delay * 1e3)
         else:
-            row["timestamp"] = round(arrival * 1e3)
+            row["timestamp"] = round(float(workload.arrival[i]) * 1e3)
         if i in sessions:
             row["session_id"] = sessions[i]
-        row |= {"input_length": added, "output_length": output}
+        row |= {"input_length": added, "output_length": int(workload.output_tokens[i])}
         row["hash_ids"] = ids.chained(parts, before) if parts else ids.fresh(added)
         if workload.client is not None:
             row["client"] = workload.client[i]

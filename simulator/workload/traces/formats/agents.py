@@ -11,7 +11,7 @@ Dynamo's traces and Weka's are here; others that tell it in other words are besi
 import warnings
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
@@ -21,16 +21,9 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.documents import (
-    flat,
-    is_json_lines,
-    items,
-    objects_of,
-    parse_object,
-    read_text,
-)
+from simulator.workload.traces.documents import flat, objects_of
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.traces.json_lines import HashBlocks, Row, json_objects, rows
 from simulator.workload.traces.records import Records
 from simulator.workload.workload import Floats, Ints
 
@@ -238,7 +231,7 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
     published ones do: where one is before its subagent's, from its own. A play starts at 0.
     """
     found = Recording(path, form)
-    plays = list(_plays(path, found.problems))
+    plays = [*json_objects(path, found.problems, lambda _: None)]
     relative = any(
         isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
         for _, play in plays
@@ -247,7 +240,8 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
         for inner in objects_of(entry, "requests")
     )
     sizes: dict[str, HashBlocks] = {}
-    for number, (row, play) in enumerate(plays):
+    for number, (line, play) in enumerate(plays):
+        row = Row(line, play, found.problems)
         size = play.get("block_size", 0)
         blocks = sizes.setdefault(repr(size), HashBlocks(1))
         blocks.hear(row, size, "block_size")
@@ -257,17 +251,6 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
     found.settle()
     found.infer_waits()
     return found.linked(lanes)
-
-
-def _plays(path: Path, problems: Problems) -> Iterator[tuple[Row, dict[str, Any]]]:
-    if is_json_lines(path):
-        for row in rows(path, problems):
-            yield row, row.values
-        return
-    text = read_text(path)
-    whole = parse_object(path, text)
-    places = [line for line, _ in items(text, ("requests",))]
-    yield Row(places[0] if places else 1, whole, problems), whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from math import ceil
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import items, parse, read_text
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.formats.tables import Found
-from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.json_lines import json_objects, rows
 
 ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
 LENGTHS = ("prompt_len", "input_len")
@@ -48,10 +47,8 @@ def sharegpt(
         raise HeadwayError(
             f"{path}:1: conversations: counting tokens needs a tokenizer: {ESTIMATE}"
         )
-    text = read_text(path)
-    parse(path, text)
-    for line, entry in items(text):
-        turns = entry.get("conversations") if isinstance(entry, dict) else None
+    for line, entry in json_objects(path, problems, lambda _: None):
+        turns = entry.get("conversations")
         if not isinstance(turns, list):
             problems.add(line, "conversations", "missing, or not a list")
             continue

@@ -1,6 +1,5 @@
 """Requests as their servers log them: spans of OpenTelemetry and of Langfuse, access logs."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import (
-    BLANK,
-    flat,
-    is_json_lines,
-    lines,
-    objects_of,
-    read_text,
-)
+from simulator.workload.traces.documents import flat, lines, objects_of
 from simulator.workload.traces.fields import (
     NAMES,
     NEEDED,
@@ -28,7 +20,7 @@ from simulator.workload.traces.fields import (
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
-from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.outcomes import NO_GENERATION
 from simulator.workload.traces.records import Records
 from simulator.workload.traces.values import is_plain
@@ -110,7 +102,8 @@ def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
 
 def _all_spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
-    for line, value in _objects(path, problems):
+    pages = json_objects(path, problems, lambda one: ("data",) if _is_page(one) else None)
+    for line, value in pages:
         if not isinstance(value.get("resourceSpans"), list):
             yield line, _flat_span(value)
             continue
@@ -144,28 +137,9 @@ def _unwrapped(value: Mapping[str, Any]) -> object:
     return next(iter(value.values()), None)
 
 
-def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a file: one a line, one after the other, or in lists."""
-    if is_json_lines(path):
-        for row in rows(path, problems):
-            yield row.line, row.values
-        return
-    text = read_text(path)
-    decode, at = json.JSONDecoder().raw_decode, 0
-    while (blank := BLANK.match(text, at)) and blank.end() < len(text):
-        at = blank.end()
-        line = text.count("\n", 0, at) + 1
-        try:
-            value, at = decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise HeadwayError(f"{path}:{line}: line: bad JSON: {error}") from None
-        if isinstance(value, dict) and isinstance(value.get("data"), list):
-            value = value["data"]  # a page of Langfuse's
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict):
-                yield line, one
-            else:
-                problems.add(line, "line", "not a JSON object")
+def _is_page(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a page of Langfuse's."""
+    return isinstance(value.get("data"), list)
 
 
 def is_span(head: Head) -> bool:

@@ -6,6 +6,7 @@ unless the name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds 
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -14,12 +15,8 @@ from simulator.workload.traces.documents import (
     Item,
     first_line,
     flat,
-    flat_objects,
-    is_json_lines,
     parquet_names,
     parquet_rows,
-    parse,
-    read_text,
 )
 from simulator.workload.traces.fields import (
     Sources,
@@ -31,7 +28,7 @@ from simulator.workload.traces.fields import (
     without_length,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.records import Records
 
 ANSWER = "message.id"  # of Claude Code's lines
@@ -78,17 +75,8 @@ def json_requests(path: Path, problems: Problems, needed: Sequence[str] = ()) ->
     if parquet_names(path):
         yield from ((number, flat(row)) for number, row in parquet_rows(path))
         return
-    if is_json_lines(path):
-        for row in rows(path, problems):
-            yield row.line, flat(row.values)
-        return
-    text = read_text(path)
-    whole = parse(path, text)
-    if isinstance(whole, dict) and _is_request(whole, needed):
-        yield 1, flat(whole)
-        return
-    steps = () if isinstance(whole, list) else list_of_objects(whole)
-    yield from flat_objects(text, steps, problems)
+    found = json_objects(path, problems, partial(_requests_in, needed=needed))
+    yield from ((line, flat(one)) for line, one in found)
 
 
 def _once(problems: Problems, found: list[Item]) -> list[Item]:
@@ -108,11 +96,12 @@ def _once(problems: Problems, found: list[Item]) -> list[Item]:
     return [*answers.values()]
 
 
-def _is_request(values: dict[str, object], needed: Sequence[str]) -> bool:
-    found = flat(values)
-    if needed:
-        return not found.keys().isdisjoint(needed)
-    return has_requests(found) or not list_of_objects(values)
+def _requests_in(values: Mapping[str, object], needed: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the key of the requests in an object; None: it is one."""
+    found, steps = flat(values), list_of_objects(values)
+    if not found.keys().isdisjoint(needed) or (not needed and has_requests(found)):
+        return None
+    return steps if steps or needed else None
 
 
 def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:

@@ -13,15 +13,13 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import read_csv
 from simulator.workload.traces.documents import (
     flat,
-    flat_objects,
-    is_json_lines,
-    parse,
-    parse_object,
+    items,
+    json_values,
     read_text,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table, reader
 from simulator.workload.traces.formats.named import first_request, json_requests
-from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.ledger import AT_THEIR_TIMES
 from simulator.workload.traces.records import Records
 
@@ -74,7 +72,8 @@ def sglang(path: Path, problems: Problems) -> Iterator[Found]:
 def guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
     """Yield the requests of a benchmark, or of all in the file, one after the other."""
     text = read_text(path)
-    benchmarks = parse_object(path, text).get("benchmarks")
+    whole = [value for _, value in json_values(path, text)][:1]
+    benchmarks = whole[0].get("benchmarks") if isinstance(whole[0], dict) else None
     if not isinstance(benchmarks, list):
         raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list")
     chosen = list(range(len(benchmarks)))
@@ -88,7 +87,8 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
         most = load.get("streams") or load.get("max_concurrency")
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
-            for line, values in flat_objects(text, ("benchmarks", k, "requests", kind), problems):
+            for line, one in items(text, ("benchmarks", k, "requests", kind), problems):
+                values = flat(one)
                 first = values.get("time_to_first_token_ms")
                 if isinstance(first, float) and first < 0:  # guidellm's, where no token was timed
                     problems.notes["time_to_first_token_ms: below 0, and not taken: requests"] += 1
@@ -139,17 +139,12 @@ def _choose(path: Path, found: list[T], result: int) -> list[T]:
 
 def _one_result(path: Path, problems: Problems, result: int | None) -> dict[str, Any]:
     """Return a result of a file; HeadwayError names the loads where there are several."""
-    if is_json_lines(path):
-        found = [row.values for row in rows(path, problems)]
-        problems.stop()
-    else:
-        whole = parse(path, read_text(path))
-        found = whole if isinstance(whole, list) else [whole]
+    found = [one for _, one in json_objects(path, problems, lambda _: None)]
+    problems.stop()
     found = found if result is None else _choose(path, found, result)
-    if len(found) == 1 and isinstance(found[0], dict):
+    if len(found) == 1:
         return found[0]
-    loads = [_load(one) if isinstance(one, dict) else "none" for one in found]
-    named = ", ".join(f"{k}: {load}" for k, load in enumerate(loads[:6], 1))
+    named = ", ".join(f"{k}: {_load(one)}" for k, one in enumerate(found[:6], 1))
     raise HeadwayError(
         f"{path}:1: line: several results; say --result 1, in a scenario trace: {{result: 1}} "
         f"(which of {len(found)}? {named})"
