@@ -18,7 +18,7 @@ from headway.report.metric_rows import BY_KEY
 from headway.report.text import align, served_of
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
-from simulator.results.service_levels import Judged, Slo, parse_slo
+from simulator.results.service_levels import Judged, Slo, given_levels, parse_slo
 from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
@@ -37,7 +37,7 @@ ENOUGH = (
     "None of them is enough to keep all service levels: `headway plan --buy` tries other GPUs, "
     "sizes and precisions."
 )
-UNKEPT = "Where more requests are lost than completion allows, no latency counts as kept."
+UNKEPT = "Where more requests are lost than completion allows, no level counts as kept."
 NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
 PAIRS = 3  # of the best advice with others that are tried
 ALIKE = 0.01  # of the greater value: less is no fall
@@ -56,7 +56,7 @@ class Trial:
     gpus: float = 0  # that the run has, on average
     price: float | None = None  # of these, $/h; None: not known
     trade: Sequence[str] = ()  # metrics that lose more than is won
-    missed: int = 0  # service levels that this run breaks
+    missed: int = 0  # service levels that this run breaks, of those that the user gave
 
     @property
     def after(self) -> float | None:
@@ -189,8 +189,7 @@ def diagnose(
     try_all = partial(_try_all, scenario, values, slos=slos, kept=kept, warned=warned, jobs=jobs)
     trials = try_all(advised, progress=progress)
     gpus, price = resources(scenario, [values])
-    missed = len(slos) - len(kept)
-    as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
+    as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=_missed(values, slos))
     if not trials:
         return Diagnosis(findings, as_it_is, (), verdicts=verdicts, wanted=wanted)
     ranked_by = [*dict.fromkeys([*([GOODPUT] if GOODPUT in values else []), trials[0].metric])]
@@ -277,17 +276,22 @@ def _try_all(
                 gpus=gpus,
                 price=price,
                 trade=traded(metric, values, outcome.values, slos, kept),
-                missed=sum(not _keeps(one, outcome.values, slos) for one in slos),
+                missed=_missed(outcome.values, slos),
             )
         )
     return trials
 
 
 def _keeps(slo: Slo, values: MetricValues, slos: Sequence[Slo]) -> bool:
-    """Say whether a run keeps a level; no latency is kept where too many requests were lost."""
+    """Say whether a run keeps a level; none is kept where too many requests were lost."""
     lost = any(not s.met(values.get(s.metric, s.bound)) for s in slos if s.metric == "completion")
-    latency = slo.metric.endswith("_ms")
-    return not (latency and lost) and slo.met(values.get(slo.metric, slo.bound))
+    return not lost and slo.met(values.get(slo.metric, slo.bound))
+
+
+def _missed(values: MetricValues, slos: Sequence[Slo]) -> int:
+    """Count the levels that a run breaks, of those that the user gave."""
+    given = given_levels(one.text for one in slos)
+    return sum(not _keeps(one, values, slos) for one in slos if one.text in given)
 
 
 def traded(
@@ -378,10 +382,11 @@ def table(found: Diagnosis) -> str:
     bounded = [bound.partition("<")[0] for bound in found.verdicts if "_ms<" in bound]
     columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
-    levels = ["levels kept"] if found.verdicts else []
+    given = given_levels(found.verdicts)
+    levels = ["levels kept"] if given else []
     rows = [(f"What each advice brings, by {lead}", *levels, *map(_label, columns), "GPUs", "$/h")]
     for trial in runs:
-        kept = [f"{len(found.verdicts) - trial.missed} of {len(found.verdicts)}"] if levels else []
+        kept = [f"{len(given) - trial.missed} of {len(given)}"] if levels else []
         cells = [_number(trial.values, key) for key in columns]
         price = "" if trial.price is None else f"{trial.price:,.2f}"
         what = words(trial.advice) if trial.advice else "as it is"
@@ -402,7 +407,7 @@ def table(found: Diagnosis) -> str:
     elif levels and all(trial.missed for trial in runs):
         notes.append(ENOUGH)
     lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
-    if lost and any("_ms" in bound and " kept" in bound for bound in found.verdicts):
+    if lost and any(" kept" in bound for bound in found.verdicts):
         notes.append(UNKEPT)
     if (requests := found.values["num_prompts"]) < found.wanted:
         many = f"{found.wanted:,.0f} (workload.num_prompts) decide it"

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_REPLICATIONS = 10_000
 LOOKS = 5  # at ever more replications, of a comparison that is to be decided
 SEED_STREAM = 0x4E9  # of the seeds of replications
+LEVEL = "slo "  # before a service level, where its value is a number of a run
 
 
 def seeds(seed: int, count: int) -> list[int]:
@@ -136,6 +137,7 @@ def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues
     result.warmup, result.cooldown = warmup, cooldown
     summary = result.summary()
     found = metric_values(summary) | part_values(summary)
+    found |= {f"{LEVEL}{one['bound']}": one["value"] for one in summary["headway"].get("slo") or ()}
     return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
 
 
@@ -241,6 +243,8 @@ def _means(runs: Sequence[Sequence[MetricValues]]) -> list[dict[str, Any]]:
         means: dict[str, Any] = {key: sum(each) / len(each) for key, each in values.items()}
         if "slo_met" in means:
             means["slo_met"] = means["slo_met"] > 0.5
+        levels = [key for key in means if key.startswith(LEVEL)]
+        means["slo"] = [{"bound": key.removeprefix(LEVEL), "value": means[key]} for key in levels]
         worst = sorted(same, key=lambda run: overloaded({**run, "headway": {}}))[
             -1 - len(same) // 10
         ]

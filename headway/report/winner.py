@@ -5,7 +5,7 @@ from typing import Any
 
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
-from simulator.results.service_levels import Judged, short, three_digits
+from simulator.results.service_levels import ALL_SERVED, Judged, given_levels, short, three_digits
 from simulator.results.steady_state import ASK, TREND, overload
 from simulator.util.errors import printable
 
@@ -149,13 +149,14 @@ def part_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> Iterator[
 
 
 def _excesses(summary: Summary) -> list[float]:
-    """Return by how much each service level is exceeded, relative to it; 0: it is kept.
+    """Return by how much each given service level is exceeded, relative to it; 0: it is kept.
 
-    That all requests are completed is none that anybody gave, unless some are lost.
+    None is where too many requests were lost.
     """
     found = map(Judged.of, metric_value(summary, "slo") or ())
     told = {one.slo.text: one.slo.violation(one.value) for one in found}
-    return [excess for text, excess in told.items() if excess or text != "completion>=1"]
+    lost = told.get(ALL_SERVED, 0.0)
+    return [told[text] + lost for text in given_levels(told)]
 
 
 def winner_lines(

@@ -16,6 +16,8 @@ from simulator.workload.workload import Workload
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = ("goodput", "completion")
+ALL_SERVED = "completion>=1"
+"""The level that every list of them has, given or not."""
 """Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
 REQUEST_BOUNDS = ("ttft", "tpot", "e2el")
 """Latencies that each request has, and that can be bounded for each."""
@@ -373,7 +375,7 @@ def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
         if not named:
             raise HeadwayError(f"--slo {text}: the groups serve one model alone")
     if found and all(slo.metric != "completion" for slo in found):
-        found.append(parse_slo("completion>=1"))
+        found.append(parse_slo(ALL_SERVED))
     return found
 
 
@@ -387,6 +389,12 @@ def service_levels(scenario: Scenario) -> list[Slo]:
     if not (goodput.bounds or goodput.classes) and any(slo.name == "goodput" for slo in found):
         raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")
     return found
+
+
+def given_levels(texts: Iterable[str]) -> list[str]:
+    """Leave ALL_SERVED out of bounds, or sentences that begin with one, unless it is alone."""
+    found = [*texts]
+    return [text for text in found if not text.startswith(ALL_SERVED)] or found
 
 
 def default_levels(goodput: GoodputConfig) -> list[str]:

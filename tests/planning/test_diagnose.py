@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,8 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
     assert found.verdicts[0] == "p50_ttft_ms<=2500 kept by 20 %"
     assert found.verdicts[1].startswith("p99_ttft_ms<=2500 broken by 19.2 %")
     assert table(found).startswith("Service levels: p50_ttft_ms<=2500 kept by 20 %; p99_")
+    assert found.as_it_is.missed == 1
+    assert re.search(r"levels kept .*\n-+\nas it is +1 of 2 ", table(found))  # 2 were given
     lost = "completion>=1 broken by 5 points"
     for verdicts, told in (
         (found.verdicts, False),

@@ -307,6 +307,20 @@ def test_no_run_that_breaks_the_levels_wins_replicated_either():
     assert line.startswith("Winner: b: the only one that keeps the service levels; significant")
 
 
+def test_the_nearest_of_replicated_runs_keeps_the_most_levels_too():
+    """Of two given levels a keeps one and b none; b serves more requests in time."""
+    runs = runs_with([0.2, 0.21, 0.2], [0.5, 0.52, 0.5], [0.5, 0.52, 0.5], met=False)
+    for same, ttft in zip(runs, (90.0, 101.0, 102.0), strict=True):
+        for one in same:
+            one |= {"slo p99_ttft_ms<=100": ttft, "slo p90_tpot_ms<=20": 30.0}
+            one |= {"slo completion>=1": 1.0}
+    told = winner_lines(["a", "b", "c"], runs)
+    assert told[1] == "Nearest: a, 1 of 2 service levels kept, 20.3% of its requests keep them."
+    for one in runs[0]:
+        one["slo completion>=1"] = 0.99
+    assert winner_lines(["a", "b", "c"], runs)[1].startswith("Nearest: b, 0 of 2 service levels")
+
+
 @pytest.mark.parametrize("others", [1, 2])
 def test_the_table_and_the_winner_tell_the_same_p(others):
     """A p of 0.03 for throughput alone is chance among several lines, for the winner, too."""
