@@ -113,14 +113,15 @@ class SearchProgress:
                 said += f"; {state}: {_bracket(decided, self._place, self._rising)}"
             print_line(f"{decided.label}: {said}")
             self._told = perf_counter()
-        elif perf_counter() - self._told > SILENCE:
-            seconds = perf_counter() - self._began
-            print_line(f"{self._runs} run{'s' if self._runs > 1 else ''} made in {seconds:.0f} s")
-            self._told = perf_counter()
+        elif (now := perf_counter()) - self._told > SILENCE or self._runs == runs:
+            left = self._seconds_left(candidates)
+            if now - self._told > SILENCE or left > SILENCE:
+                made = f"{self._runs} run{'s' if self._runs > 1 else ''} made"
+                print_line(f"{made} in {now - self._began:.0f} s, about {left / 60:.1f} min left")
+                self._told = now
 
-    def _table(self, candidates: "Sequence[Candidate]") -> "Table":
-        from rich.table import Table
-
+    def _seconds_left(self, candidates: "Sequence[Candidate]") -> float:
+        """Estimate how long a search goes on, by the runs that were made."""
         done = sum(one.done for one in candidates)
         known = sum(len(trial.runs) for one in candidates for trial in one.result.trials)
         each = max(known / done if done else 0.0, TYPICAL_RUNS)
@@ -129,10 +130,16 @@ class SearchProgress:
             for one in candidates
             if not one.done
         )
-        eta = (perf_counter() - self._began) / max(self._runs, 1) * left
+        return (perf_counter() - self._began) / max(self._runs, 1) * left
+
+    def _table(self, candidates: "Sequence[Candidate]") -> "Table":
+        from rich.table import Table
+
+        done = sum(one.done for one in candidates)
         phase = f"{self._phase}: " if self._phase else ""
         counts = f"{self._runs} runs, {done} of {len(candidates)} done"
-        table = Table(title=f"{phase}{counts}, about {eta:,.0f} s left")
+        left = self._seconds_left(candidates)
+        table = Table(title=f"{phase}{counts}, about {left:,.0f} s left")
         for head in ("candidate", "so far", "runs", "last"):
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:

@@ -125,9 +125,8 @@ def find_best(
     for candidate in candidates:
         if candidate.not_tried and progress is not None:
             progress(candidates, 0, candidate)
-    best = choose_best(problem, candidates)
     find_headroom(problem, candidates, runs)
-    return candidates, best, []
+    return candidates, choose_best(problem, candidates), []
 
 
 def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
@@ -367,7 +366,8 @@ def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
 
 
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
-    """Choose: at a fixed load the cheapest; else the most requests per dollar.
+    """Choose: at a fixed load the cheapest, of equals the most headroom; else the most requests
+    per dollar.
 
     Where a price is unknown GPUs count, not dollars; by energy watts. Raises NoAnswerError, which
     names the candidate that comes closest, where none holds.
@@ -387,9 +387,9 @@ def ranks(problem: PlanProblem, holding: Sequence[Candidate]) -> list[tuple[floa
         weights = [candidate.read("power_w").mean for candidate in holding]
 
     def rank(k: int) -> tuple[float, float]:
+        if not problem.searches_rate:
+            return weights[k], -(holding[k].headroom or 0.0)
         rate = holding[k].read("request_throughput").mean
-        if problem.high or not problem.key:
-            return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
     return [rank(k) for k in range(len(holding))]

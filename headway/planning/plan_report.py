@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from headway.planning.candidate import Candidate, looked_at, result_row
 from headway.planning.design import axes_of, fold_errors
 from headway.planning.journal import open_journal
+from headway.planning.market import NEAR
 from headway.planning.plan import JOURNAL, Runs, choose_best, find_best, ranks
 from headway.planning.plan_folder import choose_folder, question_key
 from headway.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
@@ -187,12 +188,18 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
 
 
 def _ties(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> Iterator[str]:
-    """Name those that serve as much for their price as the best, within the tolerance."""
+    """Name those that serve as much for their price as the best, or do what it does as cheaply.
+
+    Within the tolerance of a rate, or `NEAR` of a price.
+    """
     held = [one for one in candidates if one.result.best is not None]
-    gains, within = [rank[0] for rank in ranks(problem, held)], problem.criteria.tolerance
+    gains = [rank[0] for rank in ranks(problem, held)]
+    told, within = f"the same {'power' if problem.by_energy else 'cost'}", NEAR - 1.0
+    if problem.searches_rate:
+        told, within = "too close to tell", problem.criteria.tolerance
     for one, gain in zip(held, gains, strict=True):
-        if problem.searches_rate and one is not best and gain <= (1 - within) * min(gains):
-            yield f"  too close to tell: {one.label}, within the tolerance of {100 * within:g} %"
+        if one is not best and gain - min(gains) <= within * abs(min(gains)):
+            yield f"  {told}: {one.label}, within {100 * within:g} %"
 
 
 WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide

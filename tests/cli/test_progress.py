@@ -84,3 +84,20 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
     first, last = capsys.readouterr().err.splitlines()
     assert first.endswith("so far: carries cluster.replicas=4")
     assert last.endswith("done: carries cluster.replicas=1")
+
+
+def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, capsys):
+    """A run of 9 s, 15 of each of two candidates; then no more than once in half a minute."""
+    now = [0.0]
+    monkeypatch.setattr("headway.cli.progress.perf_counter", lambda: now[0])
+    two = [Candidate({"engine.max_num_seqs": "8"}), Candidate({"engine.max_num_seqs": "9"})]
+    with search_progress(False, "", rising=True) as search:
+        for now[0] in (9.0, 20.0, 45.0):
+            search(two, 1, None)
+    assert capsys.readouterr().err == (
+        "1 run made in 9 s, about 4.5 min left\n3 runs made in 45 s, about 7.5 min left\n"
+    )
+    with search_progress(False, "", rising=True) as search:
+        now[0] += 0.9
+        search(two, 1, None)
+    assert capsys.readouterr().err == ""  # it is over in half a minute
