@@ -38,8 +38,10 @@ from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 JOURNAL = "runs.jsonl"
 AUTOSCALING = "cluster.autoscaling"
-TARGETS = {"kv_usage": [0.3, 0.15], "queue_depth": [0.5, 0.1], "slo_attainment": [0.995]}
-"""What an autoscaler is tried with that comes too late."""
+TARGETS = {"queue_depth": [0.5, 0.1], "slo_attainment": [0.995]}
+LOWER = (2, 4, 8)
+"""What an autoscaler is tried with that comes too late, and by what its own target, or the KV usage
+that it let come, is divided."""
 HEADROOM_TOLERANCE = 0.1  # relative
 WORTH = 2.0  # s of runs for which workers are started
 BATCH = 4  # candidates that Optuna names at a time
@@ -241,14 +243,16 @@ def scale_sooner(
     asked = any(key.startswith(AUTOSCALING) for key, _ in problem.axes)
     if not held or not late or asked or any(scales(one.scenario) for one in held):
         return []
-    scenario, why = late[0].scenario, late[0].result.trials[-1].why
+    scenario, last = late[0].scenario, late[0].result.trials[-1]
     block = scenario.cluster.autoscaling if scenario and scenario.cluster else None
     if scenario is None or block is None:  # of groups each has its own
         return []
     upward = block.metric == "slo_attainment"
-    own = [(1.0 + block.target) / 2] if upward else [block.target / k for k in (2, 4, 8)]
-    others = {name: values for name, values in TARGETS.items() if name != block.metric}
-    if why.endswith(("tpot_ms", "itl_ms")):
+    own = [(1.0 + block.target) / 2] if upward else [block.target / k for k in LOWER]
+    used = max(float(run.get("kv_cache_usage_max", 1.0)) for run in last.runs)
+    others = {"kv_usage": [used / k for k in LOWER], **TARGETS}
+    others.pop(block.metric, None)
+    if last.why.endswith(("tpot_ms", "itl_ms")):
         others.pop("queue_depth", None)
     if not default_levels(scenario.goodput):
         others.pop("slo_attainment", None)
@@ -256,7 +260,7 @@ def scale_sooner(
         (metric, one) for metric, each in [(block.metric, own), *others.items()] for one in each
     ]
     settings = [
-        {f"{AUTOSCALING}.metric": k, f"{AUTOSCALING}.target": f"{to:g}"} for k, to in targets
+        {f"{AUTOSCALING}.metric": k, f"{AUTOSCALING}.target": f"{to:.3g}"} for k, to in targets
     ]
     settings += [
         {f"{AUTOSCALING}.min_replicas": f"{least}", REPLICAS: f"{least}"}

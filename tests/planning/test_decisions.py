@@ -16,6 +16,7 @@ from headway.planning.measure import Change, measure_run
 from simulator import load_scenario, run
 from simulator.costs.noise import QUANTILE
 from simulator.results.service_levels import parse_slo, step_span
+from simulator.scenario.load import with_keys
 from simulator.scenario.resolve import resolve
 
 CHAT = [
@@ -262,3 +263,49 @@ def test_a_cheaper_gpu_is_named_that_faster_steps_make_enough(tmp_path: Path, ca
     for steps, met in ((0.0, False), (-QUANTILE, True)):
         found = measure_run(cheap, [level], steady=True, change=Change(steps=steps))
         assert (not found["broken"] and level.met(found["p90_tpot_ms"])) == met
+
+
+@pytest.mark.medium
+def test_an_autoscaler_is_told_the_metric_and_target_that_keep_the_level(
+    tmp_path: Path, capsys
+) -> None:
+    """No queue forms where seats take all: by KV usage it is early enough, and saves a tenth."""
+    keys = [*CHAT[:-1], "goodput=null", "plan.most_replications=3"]
+    curve = "diurnal: {period: 1200, rates: [1, 2, 6, 2]}, input_len: 800, output_len: 150"
+    keys += [f"workload={{num_prompts: 4800, request_rate: 4, {curve}}}"]
+    scaling = "{metric: queue_depth, target: 8, max_replicas: 4, startup_delay: 20, cooldown: 60}"
+    keys += [f"cluster={{replicas: 1, router: least_outstanding, autoscaling: {scaling}}}"]
+    level = parse_slo("p90_tpot_ms<=30")
+    command = ["plan", "demo", *sets(*keys), "--slo", level.text, "--window", "300", "--jobs", "1"]
+    command += ["--fewest", "cluster.replicas=1..4", "--out", str(tmp_path)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    (target,) = re.findall(r"\* cluster.autoscaling.metric=kv_usage \S+target=(\S+): ", said)
+    assert re.search(r"\n  autoscaling saves \d+%", said)
+    best = load_scenario(tmp_path / "best.yaml")
+    assert f"{best.cluster.autoscaling.target:g}" == target
+    own = load_scenario("demo", keys)
+    assert own.cluster.autoscaling.metric == "queue_depth"
+    for scenario, met in ((best, True), (own, False)):
+        long = with_keys(scenario, {"seed": 100, "workload.num_prompts": 14400})
+        worst = measure_run(long, [level], steady=False, window=300.0)
+        assert (not worst["broken"] and level.met(worst[level.metric])) == met
+
+
+@pytest.mark.medium
+def test_a_router_that_knows_prefixes_keeps_the_level(tmp_path: Path, capsys) -> None:
+    """Sixty prefixes of 3,000 tokens: three replicas keep 20 each, or compute them again."""
+    keys = [*CHAT[:-1], "goodput=null", "cluster.replicas=3"]
+    keys += ["engine={enable_prefix_caching: true, num_gpu_blocks_override: 6000}"]
+    shared = "prefix_groups: {num_prefixes: 60, prefix_len: 3000}"
+    load = f"num_prompts: 400, request_rate: 16, input_len: 300, output_len: 60, {shared}"
+    keys += [f"workload={{{load}}}", "slo=[p90_ttft_ms<=500]"]
+    routers = ("round_robin", "least_outstanding", "prefix_aware")
+    vary = ["--vary", f"cluster.router={','.join(routers)}", "--out", str(tmp_path)]
+    assert main(["compare", "demo", *sets(*keys), *vary]) == 0
+    said = capsys.readouterr().out
+    assert "\nWinner: prefix_aware: the only one that keeps the service levels." in said
+    for router in routers:
+        more = [f"cluster.router={router}", "workload.num_prompts=1200", "seed=100"]
+        found = run(load_scenario("demo", [*keys, *more])).summary()["headway"]
+        assert found["slo_met"] is (router == "prefix_aware")
