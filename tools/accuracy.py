@@ -3,11 +3,12 @@
     python -m tools.accuracy --data DIR [--intervals] [--write]
 
 `DIR/e2e` and `DIR/e2e_stages` are folders of runs in the format of docs/accuracy.md. Each run is
-predicted and counts in one class of every kind: model, run, GPU, scheduling, release, source. A run
-that is left out is counted by its reason. `headway/report/accuracy.csv` has the table of the last
-`--write`: docs/accuracy.md shows it, and reports say the errors of runs of a kind.
-Without `--write` a class whose median or 90 % error is `WORSE` or more
-above that table, or whose intervals hold less by as much, is printed, and the exit code is 1.
+predicted and counts in one class of every kind: model, run, GPU, scheduling, release, source. It is
+predicted by the data sheet, too, as if no kernel of its model had been measured: these runs are a
+class of their own. A run that is left out is counted by its reason. `headway/report/accuracy.csv`
+has the table of the last `--write`: docs/accuracy.md shows it, and reports say the errors of runs
+of a kind. Without `--write` a class whose median or 90 % error is `WORSE` or more above that table,
+or whose intervals hold less by as much, is printed, and the exit code is 1.
 `--intervals` computes the 95 % intervals, too, which takes ten times as long.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +32,9 @@ from calibration.measured.engine import (
     schedules_asynchronously,
     version,
 )
-from calibration.measured.predict import validate_measured
+from calibration.measured.predict import ROOFLINE, validate_measured
 from calibration.measured.report import outcome_line
-from headway.report.text import run_kind
+from headway.report.text import DATA_SHEET, run_kind
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -229,16 +231,16 @@ def predict_all(data: Path, *, intervals: bool) -> Iterator[tuple[Outcome, Mappi
         folder = data / name
         if not folder.is_dir():
             raise HeadwayError(f"--data {data}: has no folder {name}")
-        found = validate_measured(
-            folder,
-            cells=cells,
-            sensitivity=intervals,
-            compose=partial(compose_run, data),
-            done=lambda number, count, one: print(
-                f"{number}/{count} {outcome_line(one)}", flush=True
-            ),
-        )
-        yield from ((one, classes(one, folder)) for one in found)
+        given: dict[str, Any] = {"cells": cells, "done": _say}
+        compose = partial(compose_run, data)
+        for one in validate_measured(folder, sensitivity=intervals, compose=compose, **given):
+            yield one, classes(one, folder)
+        for one in validate_measured(folder, profile=ROOFLINE, **given):
+            yield one, {"run": DATA_SHEET}
+
+
+def _say(number: int, count: int, one: Outcome) -> None:
+    print(f"{number}/{count} {outcome_line(one)}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -64,6 +64,7 @@ from simulator.workload.traces.fields import parse_columns
 from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 
+ROOFLINE = "roofline"
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits
 Compose = Callable[[EngineSpec, EngineConfig], EngineSpec]
@@ -88,7 +89,7 @@ def validate_measured(
 
     `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
     `reading` says how the files of requests are read, as `read_trace` does. `profile`, a shipped
-    one's name or a path, is the cost of all of them, in place of their own; `cells`, as
+    one's name, a path or ROOFLINE, is the cost of all of them, in place of their own; `cells`, as
     `prompt_pool=100`, stand in runs.csv where a row's own is empty. `compose` prices the runs that
     no shipped profile is of.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
@@ -98,7 +99,7 @@ def validate_measured(
     if reading.get("columns") is not None:
         parse_columns(reading["columns"], "--columns")
     runs = select_runs(read_runs(folder, parse_cells(cells)), list(wanted), folder)
-    if profile is not None and profile not in shipped_profiles():
+    if profile is not None and profile not in (ROOFLINE, *shipped_profiles()):
         if not Path(profile).is_file():
             raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
         profile = str(Path(profile).resolve())
@@ -314,7 +315,7 @@ def assemble_run(
     if cluster := cluster_block(run):
         raw["cluster"] = cluster
     if profile is not None:
-        raw["cost"] = {"profile": profile}
+        raw["cost"] = {"kind": ROOFLINE} if profile == ROOFLINE else {"profile": profile}
     scenario = check_scenario(raw, SourceMap(run.run_id, {}))
     spec = resolve(scenario)
     if profile is None and (kernel := expert_kernel(run)) and spec.model.num_experts:

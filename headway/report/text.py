@@ -376,6 +376,7 @@ def step_errors(gauges: Summary) -> list[str]:
     return told
 
 
+DATA_SHEET = "by data sheet"  # runs that are predicted by it, though kernels of them were measured
 LONG = 4096  # computed tokens, from which on a prompt is long
 COSTS_NAMED = 3  # runs whose step times come from one cost model
 
@@ -408,16 +409,17 @@ def run_band(gauges: Summary) -> str:
     """
     profile = str(gauges.get("profile"))
     lacks = str((gauges.get("step_times") or {}).get("unmeasured"))
+    errors, told = campaign(), "nine of ten measured ({}) are off by less than {}"
     if lacks.startswith("kernels") or " scaled to " in profile:
-        return f"by data sheet, not measured kernels, one was measured: {blind('data sheet')} off"
+        told = told.format(DATA_SHEET, errors[DATA_SHEET])
+        return f"{told}; by more on a GPU without any measured kernels"
     name = profile.rsplit(".", 2)[0]
     if name not in shipped_models():
         return ""
     model = "experts" if load_model(name).num_experts else "dense"
-    errors = campaign()
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))
     kind = kind if kind in errors else model
-    told = f"nine of ten measured ({kind}) are off by less than {errors[kind]}"
+    told = told.format(kind, errors[kind])
     return f"{told}; median errors on servers that no term was tuned on: {blind(model)}"
 
 
@@ -427,27 +429,26 @@ def run_kind(model: str, prompt: float) -> str:
     return f"{model}, long prompts" if prompt >= LONG else model
 
 
-@cache
 def blind(kind: str) -> str:
-    """Read the medians of docs/accuracy.md of runs that nobody tuned on: they are scored once."""
-    with Path(__file__).with_name("blind.csv").open(encoding="utf-8") as file:
-        found = [row for row in csv.DictReader(file) if row["kind"] == kind]
-    return ", ".join(f"{row['metric']} {row['median_percent']}".strip() for row in found) + " %"
+    """Return the medians of a row of docs/accuracy.md that was scored once: no tool writes it."""
+    found = [row for row in _table("blind.csv") if row["kind"] == kind]
+    return ", ".join(f"{row['metric']} {row['median_percent']}" for row in found) + " %"
 
 
 @cache
 def campaign() -> dict[str, str]:
-    """Read from the table of `make accuracy` what nine of ten runs of a kind were off by at most.
-
-    Relative errors, by metric, with the number of runs.
-    """
+    """Read from `make accuracy` what nine of ten runs of a kind were off by, by metric, at most."""
     found: dict[str, list[str]] = {}
-    with Path(__file__).with_name("accuracy.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["kind"] == "run" and row["p90"]:
-                error = f"{100 * float(row['p90']):.0f} % in {row['metric']} ({row['runs']} runs)"
-                found.setdefault(row["name"], []).append(error)
+    for row in _table("accuracy.csv"):
+        if row["kind"] == "run" and row["p90"]:
+            error = f"{100 * float(row['p90']):.0f} % in {row['metric']} ({row['runs']} runs)"
+            found.setdefault(row["name"], []).append(error)
     return {kind: ", ".join(errors) for kind, errors in found.items()}
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(name).open(encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def _cluster(cluster: Summary) -> list[str]:
