@@ -15,13 +15,12 @@ import yaml
 from simulator.cluster.routers import ROUTERS
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.json_schema import GENERATOR_KEYS
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.validate import block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
 from simulator.util.errors import Key
-from simulator.util.from_mapping import as_plain
+from simulator.util.from_mapping import as_plain, keys_of
 from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS, Distribution, Fixed
 from simulator.workload.generate import Generator
@@ -44,26 +43,6 @@ may name code: do not run a stranger's ([SECURITY.md](../SECURITY.md)).
 [Commands](commands.md#scenarios-on-the-command-line) says how paths are found.
 """
 NOTHING = re.compile(r"(, see below)?; null: (none|no limit)(?= \(|$)|, see below(?=;|$)")
-PREFIX_GROUP_KEYS = {
-    "num_prefixes": "number of prefixes",
-    "prefix_len": "tokens of a prefix",
-    "zipf": "popularity of the k-th is k ** -zipf; 0: all alike",
-}
-SESSION_KEYS = {
-    "turns": "turns of a session",
-    "think_time": "seconds from an answer to the next turn",
-}
-ADAPTER_KEYS = {
-    "num_adapters": "adapter-1 is the most popular",
-    "zipf": "as in prefix_groups",
-    "base": "share of requests, or sessions, for the model itself",
-}
-MULTIMODAL_KEYS = {
-    "items": "images of a request; null: 1, or the trace's column `images`",
-    "tokens": "tokens of each, on top of the text's",
-    "distinct": "number of different images; null: all are new",
-    "zipf": "as in prefix_groups",
-}
 POLICIES_HEAD = """## engine.scheduling_policy
 
 A name, or `{policy: NAME, argument: value}`, with defaults in brackets; or a class of your own,
@@ -133,12 +112,12 @@ def page() -> str:
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
         _blocks("goodput") + GOODPUT_TAIL,
         _blocks("workload.trace"),
-        _section("workload", _dataclass_keys(Generator, GENERATOR_KEYS), GENERATOR_HEAD),
+        _section("workload", _dataclass_keys(Generator), GENERATOR_HEAD),
         _blocks("workload.frontend"),
-        _section("workload.prefix_groups", _dataclass_keys(PrefixGroups, PREFIX_GROUP_KEYS)),
-        _section("workload.sessions", _dataclass_keys(Sessions, SESSION_KEYS)),
-        _section("workload.adapters", _dataclass_keys(Adapters, ADAPTER_KEYS)),
-        _section("workload.multimodal.image", _dataclass_keys(Multimodal, MULTIMODAL_KEYS)),
+        _section("workload.prefix_groups", _dataclass_keys(PrefixGroups)),
+        _section("workload.sessions", _dataclass_keys(Sessions)),
+        _section("workload.adapters", _dataclass_keys(Adapters)),
+        _section("workload.multimodal.image", _dataclass_keys(Multimodal)),
         _blocks("cluster", "cluster.groups.NAME", "cluster.sleep_mode"),
         _blocks("cluster.kv_transfer", "cluster.ec_transfer", "cluster.admission"),
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
@@ -219,12 +198,11 @@ def _bounds(limits: Mapping[str, Any]) -> str:
     return ", ".join(f"{signs[name]}{limit}" for name, limit in at.items())
 
 
-def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
+def _dataclass_keys(cls: type) -> Iterator[str]:
     """List the fields of a dataclass as keys."""
-    for field in dataclasses.fields(cls):
-        meaning = meanings[field.name]
+    for name, field in keys_of(cls).items():
         default = field.default.value if isinstance(field.default, Fixed) else field.default
-        yield _key(field.name, default, _values(field.type), meaning)
+        yield _key(name, default, _values(field.kind), field.description)
 
 
 def _policies() -> Iterator[str]:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ Limits = Mapping[str, tuple[float, float]]
 """The lowest and highest fitted value of each quantity."""
 
 
+Term = Annotated[float, "s"]
+"""A coefficient of a cost; what it is multiplied by has no unit."""
 SLICE = 1 << 16  # logged rows looked at together: bounds the temporaries
 
 
@@ -53,12 +55,12 @@ class Fitted(CostModel):
     limits: Limits | None = field(default=None, repr=False, compare=False)
     residuals: Mapping[str, float] | None = field(default=None, repr=False, compare=False)
     unmeasured: str = field(default="", repr=False, compare=False)
-    swap_out: float = 0.0  # per request whose KV blocks a step copies to the host
-    swap_out_per_block: float = 0.0
-    swap_in: float = 0.0  # and back
-    swap_in_per_block: float = 0.0
-    load: float = 0.0  # per request whose prefix comes from the host tier
-    load_per_block: float = 0.0
+    swap_out: Term = 0.0  # per request whose KV blocks a step copies to the host
+    swap_out_per_block: Term = 0.0
+    swap_in: Term = 0.0  # and back
+    swap_in_per_block: Term = 0.0
+    load: Term = 0.0  # per request whose prefix comes from the host tier
+    load_per_block: Term = 0.0
     swap_overlap: bool = False  # copies run beside the compute of their step
 
     whole_terms: ClassVar[tuple[str, ...]] = ()
@@ -164,8 +166,8 @@ def check_terms(cost: object, names: Sequence[str]) -> list[Check]:
         value = getattr(cost, name)
         good = isinstance(value, Real) and not isinstance(value, bool)
         good = good and 0 <= value <= LONGEST_TERM
-        what = f"must be seconds, at least 0 and at most {LONGEST_TERM:,.0f}"
-        found.append((not good, name, f"{what}, not {short_repr(value)}"))
+        what = f"must be from 0 to {LONGEST_TERM:,.0f}, not {short_repr(value)} (s)"
+        found.append((not good, name, what))
     return found
 
 
@@ -176,10 +178,10 @@ class LinearCost(Fitted):
     S counts what decodes read: a prompt's attention is in `per_token`.
     """
 
-    base: float
-    per_token: float = 0.0
-    per_context: float = 0.0
-    per_sequence: float = 0.0
+    base: Term
+    per_token: Term = 0.0
+    per_context: Term = 0.0
+    per_sequence: Term = 0.0
 
     def __post_init__(self) -> None:
         terms = ("base", "per_token", "per_context", "per_sequence")

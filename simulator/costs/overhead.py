@@ -44,10 +44,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from simulator.core.engine_config import VLLM
-from simulator.costs.linear import Fitted, check_terms
+from simulator.costs.linear import Fitted, Term, check_terms
 from simulator.costs.tables import MAX_TABLE_TOKENS, check_intervals
 from simulator.costs.terms import HOST_TERMS
 from simulator.models.gpus import CPU, Gpu
@@ -96,28 +96,28 @@ NEWEST: Version = (1 << 31, 0, 0)
 class Overhead:
     """Seconds that an engine adds to a step's kernels; zero where nobody knows."""
 
-    step: float = 0.0
-    per_sequence: float = 0.0
-    host: float = 0.0
-    host_per_sequence: float = 0.0
-    host_per_prefill: float = 0.0
-    host_per_prefill_token: float = 0.0
-    host_ranks: float = 0.0  # more of `host` where there are several ranks
-    stream_per_sequence: float = 0.0  # of an API server
-    prompt_per_layer: float = 0.0
-    launch_per_layer: float = 0.0  # least, of a step with prompts
-    captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
-    ranks_per_layer: float = 0.0  # where there are several ranks
-    nccl_per_layer: float = 0.0  # of a step with prompts
-    nccl_ranks: int = 8  # from so many on
-    sampling: float = 0.0  # with top-p or top-k
-    sampling_per_logit: float = 0.0
-    sampling_bytes: float = 0.0  # bytes moved for each logit
+    step: Term = 0.0
+    per_sequence: Term = 0.0
+    host: Term = 0.0
+    host_per_sequence: Term = 0.0
+    host_per_prefill: Term = 0.0
+    host_per_prefill_token: Term = 0.0
+    host_ranks: Term = 0.0  # more of `host` where there are several ranks
+    stream_per_sequence: Term = 0.0  # of an API server
+    prompt_per_layer: Term = 0.0
+    launch_per_layer: Term = 0.0  # least, of a step with prompts
+    captured: Annotated[int, "the largest batch that has a CUDA graph; 0: none has"] = 0
+    ranks_per_layer: Term = 0.0  # where there are several ranks
+    nccl_per_layer: Term = 0.0  # of a step with prompts
+    nccl_ranks: Annotated[int, "ranks from which on nccl_per_layer counts"] = 8
+    sampling: Term = 0.0  # with top-p or top-k
+    sampling_per_logit: Term = 0.0
+    sampling_bytes: Annotated[float, "bytes moved for each logit"] = 0.0
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     step_interval: Sequence[float] = ()  # likewise of `step`
     stream_interval: Sequence[float] = ()  # and of `stream_per_sequence`
-    key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
-    multiprocessors: int = 1  # of the GPU
+    key_per_layer: Term = 0.0  # per key of the longest sequence; 0: nobody waits for it
+    multiprocessors: Annotated[int, "multiprocessors of the GPU"] = 1
 
     def check(self) -> None:
         """Raise ValueError, a line for each term that cannot be."""

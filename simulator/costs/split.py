@@ -13,14 +13,14 @@ fewer pairs for none.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from simulator.core.executor import Leap
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
-from simulator.costs.linear import Fitted, check_terms
+from simulator.costs.linear import Fitted, Term, check_terms
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import raise_if
 
@@ -36,9 +36,9 @@ class SplitCost(PiecewiseCost):
     Where a step does not tell its longest sequence (`Step.longest`), the mean stands for it.
     """
 
-    per_key: float = 0.0  # s, all layers together
-    kv_heads: int = 1  # on each GPU
-    multiprocessors: int = 1
+    per_key: Term = 0.0  # s, all layers together
+    kv_heads: Annotated[int, "KV heads on each GPU"] = 1
+    multiprocessors: Annotated[int, "multiprocessors of the GPU"] = 1
     beyond_mean: bool = False  # of keys that the longest sequence has more than the mean
 
     reads_longest = True

@@ -5,7 +5,7 @@ from numbers import Real
 from typing import Any
 
 from simulator.costs.linear import LONGEST_TERM
-from simulator.util.from_mapping import Check
+from simulator.util.from_mapping import Check, short_repr
 
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
@@ -29,7 +29,7 @@ def check_table(table: object, name: str = "dense") -> list[Check]:
         good = tokens == sorted(set(tokens))
     what = (
         "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0 "
-        f"and at most {LONGEST_TERM:,.0f}"
+        f"and at most {LONGEST_TERM:,.0f}, not {'' if good else short_repr(table)}"
     )
     return [(not good, name, what)]
 
@@ -49,7 +49,7 @@ def check_interval(ends: object, name: str) -> list[Check]:
     numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
     good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
     good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
-    return [(not good, name, "must be [lowest, highest], seconds")]
+    return [(not good, name, f"must be [lowest, highest], not {short_repr(ends)} (s)")]
 
 
 def check_intervals(cost: object) -> list[Check]:
@@ -64,5 +64,6 @@ def check_sizes(sizes: object) -> list[Check]:
     good = good and all(isinstance(size, int) and not isinstance(size, bool) for size in found)
     good = good and found == sorted(set(found))
     good = good and (not found or (found[0] >= 1 and found[-1] <= MAX_TABLE_TOKENS))
-    what = f"must be whole numbers, ascending, from 1 to {MAX_TABLE_TOKENS:,}"
+    what = f"must be whole numbers, ascending, from 1 to {MAX_TABLE_TOKENS:,}, not "
+    what += "" if good else short_repr(sizes)
     return [(not good, "cudagraph_capture_sizes", what)]

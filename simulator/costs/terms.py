@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from simulator.costs.cost_model import HostWork
-from simulator.costs.linear import COPY_TERMS, Fitted, check_terms
+from simulator.costs.linear import COPY_TERMS, Fitted, Term, check_terms
 from simulator.costs.tables import Table, check_graphs, check_intervals, check_sizes, check_table
 from simulator.util.from_mapping import raise_if
 
@@ -44,43 +44,43 @@ class PiecewiseTerms(Fitted):
     """All coefficients in seconds, for all layers together."""
 
     dense: Table
-    overhead: float = 0.0
-    overhead_per_sequence: float = 0.0
-    head: float = 0.0
-    head_per_sequence: float = 0.0  # per sequence
-    decode: float = 0.0
-    decode_per_context: float = 0.0  # c, per cached token
-    decode_per_sequence: float = 0.0  # e
-    decode_least: float = 0.0  # m
-    state_per_sequence: float = 0.0
-    prefill: float = 0.0
-    prefill_per_pair: float = 0.0  # d
-    prefill_per_token: float = 0.0  # f
-    mixed_per_context: float = 0.0  # c'
-    mixed_per_sequence: float = 0.0  # e'
-    mixed_least: float = 0.0  # least of c' S beside prompts, where there are decodes
-    serial_per_token: float = 0.0  # r, per token of the longest sequence
-    prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
-    prefill_per_sequence: float = 0.0  # g, per chunk
-    window: int = 0  # w, tokens; 0: no layer has one
-    decode_per_window: float = 0.0  # per token that their decodes read
-    mixed_per_window: float = 0.0
-    prefill_per_window_pair: float = 0.0
-    cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
+    overhead: Term = 0.0
+    overhead_per_sequence: Term = 0.0
+    head: Term = 0.0
+    head_per_sequence: Term = 0.0  # per sequence
+    decode: Term = 0.0
+    decode_per_context: Term = 0.0  # c, per cached token
+    decode_per_sequence: Term = 0.0  # e
+    decode_least: Term = 0.0  # m
+    state_per_sequence: Term = 0.0
+    prefill: Term = 0.0
+    prefill_per_pair: Term = 0.0  # d
+    prefill_per_token: Term = 0.0  # f
+    mixed_per_context: Term = 0.0  # c'
+    mixed_per_sequence: Term = 0.0  # e'
+    mixed_least: Term = 0.0  # least of c' S beside prompts, where there are decodes
+    serial_per_token: Term = 0.0  # r, per token of the longest sequence
+    prefill_per_key: Term = 0.0  # k, per token that a chunk's queries can see, its own included
+    prefill_per_sequence: Term = 0.0  # g, per chunk
+    window: Annotated[int, "tokens of sliding windows, w; 0: no layer has one"] = 0
+    decode_per_window: Term = 0.0  # per token that their decodes read
+    mixed_per_window: Term = 0.0
+    prefill_per_window_pair: Term = 0.0
+    cudagraph_capture_sizes: Annotated[Sequence[int], "batches of decodes that have a graph"] = ()
     graph_dense: Table = ()  # dense and head of those graphs; none: as of other steps
     graph_mixed: Table = ()  # dense and prefill of steps with prompts in graphs, by size in tokens
-    launch: float = 0.0  # least seconds of the kernels of a step without a graph
-    host: float = 0.0  # h, the host's work
-    host_per_sequence: float = 0.0  # h_n
-    host_per_prefill: float = 0.0  # h_p, per chunk
-    host_per_prefill_token: float = 0.0  # h_t
-    stream_per_sequence: float = 0.0  # of the API server, beside the host's other work
+    launch: Term = 0.0  # least seconds of the kernels of a step without a graph
+    host: Term = 0.0  # h, the host's work
+    host_per_sequence: Term = 0.0  # h_n
+    host_per_prefill: Term = 0.0  # h_p, per chunk
+    host_per_prefill_token: Term = 0.0  # h_t
+    stream_per_sequence: Term = 0.0  # of the API server, beside the host's other work
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     step_interval: Sequence[float] = ()  # likewise of `step`
     stream_interval: Sequence[float] = ()  # and of `stream_per_sequence`
     overlapped: bool = False  # the host's work is hidden behind the kernels
-    engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
-    engine_prefill: float = 0.0  # of `prefill`
+    engine_overhead: Term | None = None  # of `overhead`, what the engine adds; None: not known
+    engine_prefill: Term = 0.0  # of `prefill`
     has_host_work: bool = field(init=False, repr=False, compare=False)
 
     whole_terms: ClassVar[tuple[str, ...]] = (

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Noisy:
     """The true length times a lognormal error with median 1: exp(sigma * a normal number)."""
 
     kind: str = field(default="noisy", init=False)
-    sigma: float
+    sigma: Annotated[float, "standard deviation of the logarithm"]
 
     def __post_init__(self) -> None:
         raise_if(check_range("sigma", self.sigma, 0, 10))
@@ -86,8 +86,8 @@ class Bucketed:
     """
 
     kind: str = field(default="bucketed", init=False)
-    classes: int = 5
-    confusion: float = 0.0
+    classes: Annotated[int, "classes of lengths"] = 5
+    confusion: Annotated[float, "probability of another class"] = 0.0
 
     def __post_init__(self) -> None:
         raise_if(
@@ -124,8 +124,8 @@ class Percentile:
     """
 
     kind: str = field(default="percentile", init=False)
-    percentile: float = 50.0
-    prior: int = 256
+    percentile: Annotated[float, "percentile, 0 to 100"] = 50.0
+    prior: Annotated[int, "tokens before the first answer"] = 256
 
     def __post_init__(self) -> None:
         raise_if(

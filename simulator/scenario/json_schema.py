@@ -8,36 +8,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from simulator.core.engine_config import DTYPES
 from simulator.scenario.scenario import CLASS, Scenario
 from simulator.util.config import Config, Named
-from simulator.util.from_mapping import FieldInfo, as_plain
+from simulator.util.from_mapping import FieldInfo, as_plain, keys_of
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
 
-GENERATOR_KEYS = {
-    "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
-    "burstiness": "shape of the gaps' Gamma distribution; 1: Poisson; less is burstier",
-    "rescale": "stretch gaps so that the last arrival is at num_prompts / request_rate",
-    "ramp_up_strategy": "in place of request_rate",
-    "ramp_up_start_rps": "rate at the beginning, requests per second",
-    "ramp_up_end_rps": "rate at the end, requests per second",
-    "diurnal": "{period: 86400, amplitude: 0.5}: the load swings about request_rate, from its "
-    "lowest on; {rates: [...]}: by parts of the period",
-    "num_prompts": "requests; with sessions, their turns",
-    "max_concurrency": "most requests sent and unfinished; null: no limit",
-    "input_len": "tokens of a prompt; null: 1024",
-    "output_len": "tokens of an answer; null: 128",
-    "range_ratio": "lengths are uniform within n (1 ± r); r, or {input: r, output: r}",
-    "n": "samples of each prompt, sent together",
-    "lengths": "{path, format}: draw both from a trace",
-    "prefix_len": "tokens that all prompts begin with, before input_len",
-    "prefix_groups": "prompts begin with one of a few prefixes",
-    "sessions": "conversations of several turns",
-    "clients": "how many, the weight of each, or {name: weight}; null: no names",
-    "priorities": "one of each client; the smaller, the more urgent",
-    "max_tokens": "output tokens that a client allows; null: the answer's own length",
-    "models": "{name: weight} that requests ask for; null: the trace's, or one",
-    "adapters": "adapters (LoRA) that requests ask for; null: none",
-    "multimodal": "{image: {...}}, likewise video and audio; null: none",
-}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""
 
@@ -71,8 +45,8 @@ def json_schema() -> dict[str, Any]:
     blocks: dict[str, Any] = {}
     _schema(Scenario, {}, blocks)
     workload = blocks["WorkloadConfig"]
-    for field in dataclasses.fields(Generator):
-        workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
+    for name, field in keys_of(Generator).items():
+        workload["properties"].setdefault(name, {"description": field.description})
     blocks["GoodputConfig"]["patternProperties"] = {f"^{CLASS}$": {"type": "object"}}
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     for key, what in (("engine", "a named engine, such as vllm"), ("gpu", "a GPU, such as L4")):

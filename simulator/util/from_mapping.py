@@ -32,6 +32,8 @@ S = TypeVar("S")
 Limits = Mapping[str, Any]
 NO_LIMITS: Limits = {}
 
+NUMERIC = re.compile(r"\b(int|float|Distribution)\b")
+"""Types of numbers, as an annotation's text has them: an error also says what the key means."""
 MAX_REPR = 60  # characters of a wrong value that a message quotes
 
 
@@ -48,12 +50,20 @@ class FieldInfo:
     def of(cls, kind: Any, default: Any) -> "FieldInfo":
         """Describe a class's attribute."""
         found = default if isinstance(default, FieldInfo) else cls(default)
-        return cls(found.default, found.description, found.limits, kind)
+        notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+        meaning = next((note for note in notes if isinstance(note, str)), found.description)
+        return cls(found.default, meaning, found.limits, kind)
 
     @property
     def annotation(self) -> Any:
         """The type without what is noted beside it."""
         return _bare(self.kind)
+
+    @property
+    def unit(self) -> str:
+        """What an error about a number adds: its unit or meaning, in brackets."""
+        numeric = self.description and NUMERIC.search(str(self.annotation))
+        return f" ({self.description})" if numeric else ""
 
 
 def _bare(kind: Any) -> Any:
@@ -100,14 +110,15 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 def read(kind: Any, value: Any, limits: Limits = NO_LIMITS) -> Any:
     """Return a value as an annotation has it; ValueError of lines `key: what is wrong`.
 
-    Beside a type `Annotated` may have its limits, and functions that the value goes through before.
+    Beside a type `Annotated` may have its limits, functions that the value goes through before, and
+    a text, what a dataclass's key means.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for note in kind.__metadata__:
             if isinstance(note, FieldInfo):
                 limits = {**note.limits, **limits}
-            else:
+            elif not isinstance(note, str):
                 value = note(value)
         return read(inner[0], value, limits)
     if origin in (Union, UnionType):
@@ -214,17 +225,28 @@ def parse_faults(name: str, make: Callable[[S], object], value: S) -> list[Field
     return []
 
 
+def keys_of(cls: "type[DataclassInstance]") -> dict[str, FieldInfo]:
+    """Return the keys that a scenario may give of a dataclass: `name: Annotated[type, "meaning"]`.
+
+    Errors, the JSON Schema and the reference page have what a key means from here.
+    """
+    return {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
+
+
 def from_mapping(cls: type[T], values: object) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
     if not isinstance(values, Mapping):
         raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
-    known = {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
+    known = keys_of(cls)
     numbers = {key for key, field in known.items() if _is_number(field.kind)}
     values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
     found, faults = read_keys(known, values)
     if faults := [*(((key,), "unknown key") for key in values if key not in known), *faults]:
         raise MappingError(faults + _other_errors(cls, known, values, found))
-    return cls(**found)
+    try:
+        return cls(**found)
+    except ValueError as error:
+        raise MappingError(_explain(known, field_errors((), error))) from None
 
 
 def _is_number(kind: Any) -> bool:
@@ -249,9 +271,18 @@ def read_keys(
             else:
                 found[name] = field.default
         except ValueError as error:
-            unit = meaning if re.search(r"\bfloat\b", str(field.kind)) else ""
-            faults += [(key, what + unit) for key, what in field_errors((name,), error)]
-    return found, faults
+            faults += field_errors((name,), error)
+    return found, _explain(known, faults)
+
+
+def _explain(known: Mapping[str, FieldInfo], faults: Iterable[FieldError]) -> list[FieldError]:
+    """Add to the faults of numbers what their keys mean, unless they say it or guess at a slip."""
+    found = []
+    for key, what in faults:
+        field = known.get(key[0]) if key else None
+        unit = "" if field is None or what.endswith((")", "?")) else field.unit
+        found.append((key, what + unit))
+    return found
 
 
 def _other_errors(
@@ -271,7 +302,7 @@ def _other_errors(
     try:
         cls(**{**rest, **found})
     except ValueError as error:
-        return [fault for fault in field_errors((), error) if fault[0][0] in found]
+        return _explain(known, [f for f in field_errors((), error) if f[0][0] in found])
     except (TypeError, AttributeError):  # 1 is no value of the wrong key's type
         return []
     return []

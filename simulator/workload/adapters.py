@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.util.config import NonNegativeFinite, Share
 from simulator.util.errors import HeadwayWarning
-from simulator.util.from_mapping import Check, Field
+from simulator.util.from_mapping import Check, Field, short_repr
 from simulator.workload.distributions import are_weights, weighted_choice
 from simulator.workload.unused import most_asked
 from simulator.workload.workload import Ints
@@ -23,9 +23,9 @@ class Adapters:
     A share `base` of them asks for the model itself. Turns of a session ask for the same.
     """
 
-    num_adapters: Annotated[int, Field(ge=1, le=1_000_000)]
-    zipf: NonNegativeFinite = 1.0
-    base: Share = 0.0
+    num_adapters: Annotated[int, Field(ge=1, le=1_000_000), "adapters, the most popular first"]
+    zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf"] = 1.0
+    base: Annotated[Share, "share of requests, or sessions, for the model itself"] = 0.0
 
     @property
     def weights(self) -> dict[str, float]:
@@ -54,8 +54,9 @@ def good_weights(given: Any) -> bool:
 def check_models(models: object, adapters: object) -> list[Check]:
     """Check the key that says which of several models requests ask for."""
     good = models is None or good_weights(models)
+    what = f"must be {{name: weight}}, weights 0 or more, not all 0, not {short_repr(models)}"
     return [
-        (not good, "models", "must be {name: weight}, weights 0 or more, not all 0"),
+        (not good, "models", what),
         (models is not None and adapters is not None, "models", "cannot be used with adapters"),
     ]
 

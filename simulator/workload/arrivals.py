@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from simulator.util.config import PositiveFinite, Share
-from simulator.util.from_mapping import Check, Field, raise_if
+from simulator.util.from_mapping import Check, Field, raise_if, short_repr
 from simulator.workload.distributions import are_weights
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
@@ -30,12 +30,13 @@ class Diurnal:
     Or as `rates` say, each for an equal part of the period, relative to their mean.
     """
 
-    period: Annotated[float, Field(ge=SHORTEST_PERIOD, lt=inf)] = 86400.0  # s
-    amplitude: Share = 0.5  # where there are no rates
-    rates: Sequence[float] | None = None  # None: there are none
+    period: Annotated[float, Field(ge=SHORTEST_PERIOD, lt=inf), "s"] = 86400.0
+    amplitude: Annotated[Share, "share of request_rate"] = 0.5  # where there are no rates
+    rates: Annotated[Sequence[float] | None, "relative rates of equal parts of the period"] = None
 
     def __post_init__(self) -> None:
-        raise_if((self.rates is not None and not are_weights(self.rates), "rates", CURVE))
+        what = f"must be a list of finite rates from 0 on, not all 0, not {short_repr(self.rates)}"
+        raise_if((self.rates is not None and not are_weights(self.rates), "rates", what))
 
     @property
     def peak(self) -> float:
@@ -68,9 +69,6 @@ class Diurnal:
         return warped
 
 
-CURVE = "must be a list of numbers, finite, 0 or more, and not all 0"
-
-
 def _one_curve(given: object) -> object:
     """Let through keys that say one curve, less those that are null."""
     if not isinstance(given, Mapping):
@@ -78,6 +76,9 @@ def _one_curve(given: object) -> object:
     told = {key: value for key, value in given.items() if value is not None}
     raise_if(({"rates", "amplitude"} <= {*told}, "rates", "cannot be used with amplitude"))
     return told
+
+
+Ramp = Literal["linear", "exponential"]
 
 
 @dataclass(slots=True, kw_only=True, init=False, repr=False, eq=False)
@@ -92,13 +93,18 @@ class ArrivalProcess:
     comes by the same gaps, longer at night and shorter by day.
     """
 
-    request_rate: Rate = inf  # per second
-    burstiness: Rate = 1.0  # shape of the Gamma distribution of gaps: 1 / CV ** 2
-    rescale: bool = True  # so that the last arrival is at count / request_rate
-    ramp_up_strategy: Literal["linear", "exponential"] | None = None
-    ramp_up_start_rps: Rate | None = None
-    ramp_up_end_rps: PositiveFinite | None = None
-    diurnal: Annotated[Diurnal | None, _one_curve] = None
+    request_rate: Annotated[Rate, "requests/s, with sessions: sessions/s; inf: all at once"] = inf
+    burstiness: Annotated[Rate, "shape of the gaps' Gamma law; 1: Poisson, less: burstier"] = 1.0
+    rescale: Annotated[bool, "stretch gaps: last arrival at num_prompts / request_rate s"] = True
+    ramp_up_strategy: Annotated[Ramp | None, "how the rate changes; not with request_rate"] = None
+    ramp_up_start_rps: Annotated[Rate | None, "rate of the first request, requests/s"] = None
+    ramp_up_end_rps: Annotated[PositiveFinite | None, "rate of the last request, requests/s"] = None
+    diurnal: Annotated[
+        Diurnal | None,
+        _one_curve,
+        "{period: 86400, amplitude: 0.5}: the rate swings about request_rate, the lowest comes "
+        "first; {rates: [...]}: relative rates of equal parts of the period",
+    ] = None
 
     def check_rates(self) -> list[Check]:
         """Check what is said of the rates."""

@@ -105,7 +105,7 @@ class Exponential:
 class Lognormal:
     """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
 
-    sigma: PositiveFinite  # of the logarithm
+    sigma: Annotated[PositiveFinite, "standard deviation of the logarithm"]
     median: PositiveFinite | None = None
     mean: PositiveFinite | None = None
     low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
@@ -131,7 +131,7 @@ class Lognormal:
 class Zipf:
     """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
 
-    alpha: NonNegativeFinite
+    alpha: Annotated[NonNegativeFinite, "k is drawn in proportion to k ** -alpha"]
     high: Annotated[int, Field(le=10**7)]
     low: Annotated[int, Field(ge=1)] = 1
 
@@ -156,7 +156,7 @@ class Quantiles:
     """Straight lines between `values`, which lie at the cumulative probabilities `at`."""
 
     values: Sequence[float]
-    at: Sequence[float] | None = None  # from 0 to 1; equally spaced by default
+    at: Annotated[Sequence[float] | None, "probabilities from 0 to 1"] = None  # None: evenly
 
     def __post_init__(self) -> None:
         columns = {"values": self.values} | ({} if self.at is None else {"at": self.at})
@@ -165,7 +165,7 @@ class Quantiles:
                 (
                     not are_numbers(c, 2) or any(a > b for a, b in pairwise(c)),
                     name,
-                    "not 2 or more numbers from 0 on that never fall",
+                    f"must be 2 or more numbers from 0 on that never fall, not {short_repr(c)}",
                 )
                 for name, c in columns.items()
             )
@@ -198,8 +198,8 @@ def are_weights(values: object) -> bool:
 class Empirical:
     """The lengths of a trace's requests, drawn with replacement."""
 
-    path: str
-    column: str  # input or output
+    path: Annotated[str, "a trace"]
+    column: Annotated[str, "input or output"]
     format: str | None = None
 
     def __post_init__(self) -> None:
@@ -228,7 +228,7 @@ class Cycle:
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        message = "not a list of 1 or more numbers from 0 on"
+        message = f"must be a list of 1 or more numbers from 0 on, not {short_repr(self.values)}"
         raise_if((not are_numbers(self.values, 1), "values", message))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
@@ -237,8 +237,9 @@ class Cycle:
 
 def _mixture_parts(parts: object) -> list[tuple[float, Distribution]]:
     """Read the parts of a mixture."""
-    if not isinstance(parts, Sequence) or not parts:
-        raise MappingError("", "not a list")
+    if not isinstance(parts, list | tuple) or not parts:
+        what = f"must be a list of {{weight: w, kind: ...}}, not {short_repr(parts)}"
+        raise MappingError("", what)
     wrong = (parse_faults(f"{k}", _mixture_part, part) for k, part in enumerate(parts))
     raise_if(others=chain.from_iterable(wrong))
     return [_mixture_part(part) for part in parts]
@@ -250,7 +251,8 @@ def _mixture_part(part: object) -> tuple[float, Distribution]:
         raise MappingError("", f"{short_repr(part)} is not a mapping")
     weight = part.get("weight")
     if not isinstance(weight, int | float) or not 0 < weight < inf:
-        raise MappingError("weight", f"{short_repr(weight)} is not a number above 0")
+        what = f"{short_repr(weight)} is not a number above 0 (share, relative to other parts)"
+        raise MappingError("weight", what)
     return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
 
 

@@ -41,7 +41,7 @@ from simulator.workload.distributions import (
     read_lengths,
     token_counts,
 )
-from simulator.workload.multimodal import Multimodal, MultimodalDraws, read_multimodal
+from simulator.workload.multimodal import MultimodalDraws, Multimodals
 from simulator.workload.sessions import (
     PrefixGroups,
     Sessions,
@@ -93,24 +93,29 @@ class Generator(ArrivalProcess):
     from floor(n (1 - r)) to ceil(n (1 + r)), in one number or as {input: r, output: r}.
     """
 
-    num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = 1000
-    n: Annotated[int, Field(ge=1, le=100_000)] = 1  # samples of each prompt, as in SamplingParams
-    max_concurrency: Count | None = None
-    input_len: Length | None = None  # tokens; 1024
-    output_len: Length | None = None  # tokens; 128
-    range_ratio: Annotated[float | RangeRatio, _range_ratio] = 0.0
-    lengths: TraceLengths | None = None  # in place of the three above
-    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS)] = (
-        0  # tokens that all prompts begin with, before `input_len`
-    )
-    prefix_groups: PrefixGroups | None = None
-    sessions: Sessions | None = None
-    clients: int | Sequence[float] | Mapping[str, float] | None = None  # how many, or weights
-    priorities: Sequence[int] | None = None  # of each client
-    max_tokens: Lengths | None = None  # output tokens that each request's client allows
-    adapters: Adapters | None = None
-    models: Mapping[str, float] | None = None  # the weight of each, by name
-    multimodal: Annotated[Mapping[str, Multimodal], read_multimodal] | None = None  # by modality
+    num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS), "requests; a turn is one"] = 1000
+    n: Annotated[int, Field(ge=1, le=100_000), "samples of each prompt, sent together"] = 1
+    max_concurrency: Annotated[Count | None, "requests sent and unfinished, at most"] = None
+    input_len: Annotated[Length | None, "tokens of a prompt; null: 1024"] = None
+    output_len: Annotated[Length | None, "tokens of an answer; null: 128"] = None
+    range_ratio: Annotated[
+        float | RangeRatio,
+        _range_ratio,
+        "a length n is uniform from n (1 - r) to n (1 + r): r, or {input: r, output: r}",
+    ] = 0.0
+    lengths: Annotated[TraceLengths | None, "{path, format}: draw both lengths from a trace"] = None
+    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS), "tokens that begin each prompt"] = 0
+    prefix_groups: Annotated[PrefixGroups | None, "prompts begin with one of a few prefixes"] = None
+    sessions: Annotated[Sessions | None, "conversations of several turns"] = None
+    clients: Annotated[
+        int | Sequence[float] | Mapping[str, float] | None,
+        "their number, a list of weights, or {name: weight}; null: requests name no client",
+    ] = None
+    priorities: Annotated[Sequence[int] | None, "one of each client; smaller is more urgent"] = None
+    max_tokens: Annotated[Lengths | None, "most output tokens; null: the answer's own"] = None
+    adapters: Annotated[Adapters | None, "adapters (LoRA) that requests ask for; null: none"] = None
+    models: Annotated[Mapping[str, float] | None, "{name: weight}; null: the trace's"] = None
+    multimodal: Annotated[Multimodals | None, "{image: {...}}, or video, audio; null: none"] = None
 
     def __post_init__(self) -> None:
         raise_if(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
 from simulator.util.config import NonNegativeFinite
 from simulator.util.errors import HeadwayWarning, MappingError
-from simulator.util.from_mapping import from_mapping, parse_faults, raise_if
+from simulator.util.from_mapping import from_mapping, parse_faults, raise_if, short_repr
 from simulator.workload.arrivals import Things
 from simulator.workload.distributions import (
     Amounts,
@@ -35,22 +35,27 @@ class Multimodal:
     With `distinct` each is one of so many, the k-th in proportion to k ** -zipf; else all are new.
     """
 
-    items: Amounts | None = None  # of a request; None: one, or what the trace says
-    tokens: Lengths = TOKENS  # that the encoder makes of each
-    distinct: Things | None = None
-    zipf: NonNegativeFinite = 1.0
+    items: Annotated[
+        Amounts | None, "images of a request; null: 1, or the trace's column `images`"
+    ] = None
+    tokens: Annotated[Lengths, "tokens of each image, on top of the text's"] = TOKENS
+    distinct: Annotated[Things | None, "different images; null: every image is new"] = None
+    zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf"] = 1.0
 
 
 def read_multimodal(given: object) -> dict[str, Multimodal]:
     """Read which images and clips prompts have, by their kind."""
     if not isinstance(given, Mapping) or not given or not {*given} <= {*MODALITIES}:
         known = ", ".join(f"{name}: {{...}}" for name in MODALITIES)
-        raise MappingError("", f"must be a mapping of {known}")
+        raise MappingError("", f"must be a mapping of {known}, not {short_repr(given)}")
     asked = {name: given[name] or {} for name in MODALITIES if name in given}
     read = partial(from_mapping, Multimodal)
     wrong = (parse_faults(name, read, keys) for name, keys in asked.items())
     raise_if(others=chain.from_iterable(wrong))
     return {name: read(keys) for name, keys in asked.items()}
+
+
+Multimodals = Annotated[Mapping[str, Multimodal], read_multimodal]
 
 
 class MultimodalDraws:

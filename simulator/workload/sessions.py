@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,9 @@ class PrefixGroups:
     each prompt draws its prefix, the k-th in proportion to k ** -zipf.
     """
 
-    num_prefixes: Things = 10
-    prefix_len: Lengths = PREFIX_LEN
-    zipf: NonNegativeFinite = 0.0
+    num_prefixes: Annotated[Things, "prefixes"] = 10
+    prefix_len: Annotated[Lengths, "tokens of a prefix"] = PREFIX_LEN
+    zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf; 0: all alike"] = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +46,8 @@ class Sessions:
     A turn comes `think_time` after the answer to the one before it.
     """
 
-    turns: Lengths
-    think_time: Amounts = THINK_TIME
+    turns: Annotated[Lengths, "turns of a session"]
+    think_time: Annotated[Amounts, "s from an answer to the next turn"] = THINK_TIME
 
 
 def session_parts(

@@ -22,14 +22,14 @@ USAGE = [
     (["compare", "small.yaml"], "--vary: is missing; for example --vary engine.max_num_seqs=64..."),
     (["run", "none.yaml"], "none.yaml: no such file"),
     (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value, as ..."),
-    (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1"),
+    (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1 (seed..."),
     (
         ["run", "small.yaml", "--set", "engine.max_num_seqs=0"],
-        "--set engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, not 0",
+        "--set engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, not 0 (most...",
     ),
     (
         ["compare", "small.yaml", "--vary", "engine.block_size=16,0"],
-        "--vary engine.block_size=0: engine.block_size: must be at least 1, not 0",
+        "--vary engine.block_size=0: engine.block_size: must be at least 1, not 0 (tokens ...",
     ),
     (["compare", "small.yaml", "--vary", "seed=1,"], "--vary seed=1,: must be dotted.key=..."),
     (["run", "small.yaml", "--out", "small.yaml"], "--out small.yaml: small.yaml is not a folder"),
@@ -40,7 +40,7 @@ USAGE = [
     (["trace", "convert", "good.csv", "small.yaml/x"], "OUT small.yaml/x: ..."),
     (
         ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--block-size", "0"],
-        "--block-size 0: engine.block_size: must be at least 1, not 0",
+        "--block-size 0: engine.block_size: must be at least 1, not 0 (tokens ...",
     ),
     (
         ["memory", "--model", "llama-9", "--gpu", "H100-80GB"],
@@ -71,9 +71,10 @@ def test_several_errors_are_a_line_each(folder, capsys):
     vary = ["--vary", "engine.max_num_seqs=0,4", "--set", "engine.block_size=0"]
     assert main(["compare", "small.yaml", *vary]) == 2
     assert sorted(capsys.readouterr().err.splitlines()) == [
-        "headway: error: --set engine.block_size=0: engine.block_size: must be at least 1, not 0",
+        "headway: error: --set engine.block_size=0: engine.block_size: must be at least 1, not 0 "
+        "(tokens in a block of the KV cache)",
         "headway: error: --vary engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, "
-        "not 0",
+        "not 0 (most running requests; left out, 256, or 1024 on GPUs from 70 GiB on, except A100)",
     ]
 
 

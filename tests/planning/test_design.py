@@ -118,9 +118,10 @@ def test_errors_name_the_varied_values_that_they_come_with(path):
     with pytest.raises(HeadwayError) as caught:
         expand(path, vary, ["cost.base=-1"])
     assert [text.replace(f"{path.parent}/", "") for text in caught.value.messages] == [
-        "small.yaml:6: seed: must be at least 0, not -1",
-        "--set cost.base=-1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
-        "--vary workload.input_len=x: workload.input_len: must be a number, not 'x'",
+        "small.yaml:6: seed: must be at least 0, not -1 (seed of all random numbers)",
+        "--set cost.base=-1: cost.base: must be from 0 to 1,000,000, not -1 (s)",
+        "--vary workload.input_len=x: workload.input_len: must be a number, not 'x' (tokens of a "
+        "prompt; null: 1024)",
         "small.yaml:2: engine.max_num_batched_tokens: must be at least max_num_seqs (4096), not "
         "2048: every running request wants a token of each step (with --vary "
         "engine.max_num_seqs=4096)",

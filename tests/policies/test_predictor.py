@@ -202,4 +202,7 @@ def test_a_wrong_predictor_is_told_alone(tmp_path: Path) -> None:
     """Not that the policy lacks one as well."""
     path = tmp_path / "s.yaml"
     path.write_text("predictor: {kind: noisy, sigma: -1}\nengine: {scheduling_policy: srpt}\n")
-    assert errors(path) == ["s.yaml:1: predictor.sigma: must be from 0 to 10, not -1"]
+    assert errors(path) == [
+        "s.yaml:1: predictor.sigma: must be from 0 to 10, not -1 (standard deviation of the "
+        "logarithm)"
+    ]

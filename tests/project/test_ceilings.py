@@ -35,6 +35,7 @@ GRANTS = {
     "traces, as a second stranger read them": (40, 60, 0, 0),
     "memory, as a stranger tried it": (80, 80, 0, 0),
     "drafts as SGLang launches them": (60, 80, 0, 0),
+    "a unit or a meaning in every error about a number": (20, 20, 0, 0),
     "memory and commands, as a second stranger tried them": (50, 60, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""

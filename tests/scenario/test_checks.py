@@ -37,11 +37,11 @@ BAD = [
     ),
     (
         "cost: {kind: linear, base: 1e300}\n",
-        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not 1e+300",
+        "s.yaml:1: cost.base: must be from 0 to 1,000,000, not 1e+300 (s)",
     ),
     (
         "cost: {kind: linear, base: -1}\n",
-        "s.yaml:1: cost.base: must be seconds, at least 0 and at most 1,000,000, not -1",
+        "s.yaml:1: cost.base: must be from 0 to 1,000,000, not -1 (s)",
     ),
     (
         "engine:\n  max_num_batched_tokens: 128\n  max_num_seqs: 256\n",
@@ -82,7 +82,7 @@ BAD = [
     ),
     (
         "cost:\n  kind: linear\n  base: x\n  per_token: 0\n  per_context: 0\n",
-        "s.yaml:3: cost.base: must be a number, not 'x'",
+        "s.yaml:3: cost.base: must be a number, not 'x' (s)",
     ),
     ("cost: {profile: nowhere}\n", "s.yaml:1: cost.profile: ..."),
     ("cost: roofline\n", "s.yaml:1: cost: must be a mapping of keys, not 'roofline'"),

@@ -67,7 +67,11 @@ def test_an_override_can_mend_a_bad_file(write):
             "--set seed=[1: not YAML: while parsing a flow sequence, expected ',' or ']', but got "
             "'<stream end>'",
         ),
-        ("seed=x", "--set seed=x: seed: must be a whole number such as 64, not 'x'"),
+        (
+            "seed=x",
+            "--set seed=x: seed: must be a whole number such as 64, not 'x' (seed of all random "
+            "numbers)",
+        ),
         (
             "engine.max_num_seq=4",
             "--set engine.max_num_seq=4: engine.max_num_seq: unknown key; did you mean "
@@ -75,7 +79,8 @@ def test_an_override_can_mend_a_bad_file(write):
         ),
         (
             "engine={block_size: 0}",
-            "--set engine={block_size: 0}: engine.block_size: must be at least 1, not 0",
+            "--set engine={block_size: 0}: engine.block_size: must be at least 1, not 0 (tokens in "
+            "a block of the KV cache)",
         ),
     ],
 )
@@ -92,7 +97,7 @@ def test_what_an_override_alone_has_made_is_its_own_fault(write):
         "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
         "--set foo.a=1: foo: unknown key; there is name, description, model, gpu, engine, "
         "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
-        "--set cost.kind=linear: cost.base: is missing",
+        "--set cost.kind=linear: cost.base: is missing (s)",
     ]
 
 

@@ -49,21 +49,24 @@ BAD = [
     ("engine: 12\n", "s.yaml:1: engine: must be a mapping of keys, not 12"),
     (
         "engine:\n  max_num_seqs: ten\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 'ten'",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 'ten' (most...",
     ),
     (
         "engine:\n  max_num_seqs: 1.5\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 1.5",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 1.5 (most...",
     ),
     (
         "engine:\n  max_num_seqs: true\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not true",
+        "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not true (most...",
     ),
     (
         "engine:\n  block_size:\n",
-        "s.yaml:2: engine.block_size: must be a whole number such as 64, not null",
+        "s.yaml:2: engine.block_size: must be a whole number such as 64, not null (tokens in a ...",
     ),
-    ("engine:\n  max_num_seqs: 0\n", "s.yaml:2: engine.max_num_seqs: must be at least 1, not 0"),
+    (
+        "engine:\n  max_num_seqs: 0\n",
+        "s.yaml:2: engine.max_num_seqs: must be at least 1, not 0 (m...",
+    ),
     (
         "engine:\n  enable_prefix_caching: 1\n",
         "s.yaml:2: engine.enable_prefix_caching: must be true or false, not 1",
@@ -79,7 +82,7 @@ BAD = [
     ),
     (
         "engine:\n  num_gpu_blocks_override: 1\n",
-        "s.yaml:2: engine.num_gpu_blocks_override: must be at least 2, not 1",
+        "s.yaml:2: engine.num_gpu_blocks_override: must be at least 2, not 1 (KV blocks, ...",
     ),
     (
         "engine:\n  quantization: fp9\n",
@@ -89,7 +92,7 @@ BAD = [
     ("name: a/b\n", "s.yaml:1: name: must begin with a letter or digit and have only these, ..."),
     ("name: .\n", "s.yaml:1: name: must begin with a letter or digit ..."),
     ("name: 12\n", "s.yaml:1: name: must be text, not 12"),
-    ("seed: -1\n", "s.yaml:1: seed: must be at least 0, not -1"),
+    ("seed: -1\n", "s.yaml:1: seed: must be at least 0, not -1 (seed of all ..."),
     (
         "goodput:\n  ttft: 1s\n",
         "s.yaml:2: goodput.ttft: must be a number, not '1s' (longest time to first token, ms)",
@@ -107,25 +110,25 @@ BAD = [
     ),
     (
         "workload: {num_prompts: 99999999999}\n",
-        "s.yaml:1: workload.num_prompts: must be at most 1000000000, not 99999999999",
+        "s.yaml:1: workload.num_prompts: must be at most 1000000000, not 99999999999 (re...",
     ),
     (
         "workload: {clients: 10000001}\n",
         "s.yaml:1: workload.clients: 10000001 is neither a number of clients, up to 10,000,000, "
-        "nor weights",
+        "nor weights (their ...",
     ),
     (
         "workload: {clients: true}\n",
         "s.yaml:1: workload.clients: true is neither a number of clients, up to 10,000,000, "
-        "nor weights",
+        "nor weights (their ...",
     ),
     (
         "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",
-        "s.yaml:2: workload.prefix_groups.num_prefixes: must be at most 10000000, not 10000001",
+        "s.yaml:2: workload.prefix_groups.num_prefixes: must be at most 10000000, not 10000001 ...",
     ),
     (
         "workload: {prefix_len: 2147483648}\n",
-        "s.yaml:1: workload.prefix_len: must be less than 2147483648, not 2147483648",
+        "s.yaml:1: workload.prefix_len: must be less than 2147483648, not 2147483648 (tokens ...",
     ),
     (
         f"workload: {{request_rate: {10**400}}}\n",
@@ -133,7 +136,7 @@ BAD = [
     ),
     (
         "workload:\n  trace: {path: t.csv, repeat: 10000001}\n",
-        "s.yaml:2: workload.trace.repeat: must be at most 10000000, not 10000001",
+        "s.yaml:2: workload.trace.repeat: must be at most 10000000, not 10000001 (how often ...",
     ),
     (
         "engine: {swap_space: 1e300}\n",
@@ -145,15 +148,15 @@ BAD = [
     ),
     (
         "workload:\n  num_prompts: 0\n",
-        "s.yaml:2: workload.num_prompts: must be at least 1, not 0",
+        "s.yaml:2: workload.num_prompts: must be at least 1, not 0 (requests; ...",
     ),
     (
         "workload:\n  input_len:\n    kind: uniform\n    low: 9\n    high: 3\n",
-        "s.yaml:4: workload.input_len.low: 9 is more than high, 3",
+        "s.yaml:4: workload.input_len.low: 9 is more than high, 3 (tokens of a prompt; null: 1024)",
     ),
     (
         "workload:\n  max_concurrency: 0\n",
-        "s.yaml:2: workload.max_concurrency: must be at least 1, not 0",
+        "s.yaml:2: workload.max_concurrency: must be at least 1, not 0 (requests ...",
     ),
     ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing (the file, ..."),
     (

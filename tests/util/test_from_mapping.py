@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from simulator.util.from_mapping import (
 class Queue:
     """A number that must be given, and some that need not."""
 
-    rate: float
+    rate: Annotated[float, "1/s"]
     places: int = 1
     name: str | None = None
     weights: tuple[float, ...] = ()
@@ -56,18 +57,18 @@ def test_good_values(values: dict, queue: Queue) -> None:
     ("values", "messages"),
     [
         ([], [": must be a mapping of keys, not []"]),
-        ({}, ["rate: is missing"]),
-        ({"rate": True}, ["rate: must be a number, not true"]),
-        ({"rate": float("nan")}, ["rate: must be a number, not nan"]),
-        ({"rate": 10**400}, [f"rate: must be a number, not 1{'0' * 59}..."]),
+        ({}, ["rate: is missing (1/s)"]),
+        ({"rate": True}, ["rate: must be a number, not true (1/s)"]),
+        ({"rate": float("nan")}, ["rate: must be a number, not nan (1/s)"]),
+        ({"rate": 10**400}, [f"rate: must be a number, not 1{'0' * 59}... (1/s)"]),
         ({"rate": 1, "places": 1.0}, ["places: must be a whole number such as 64, not 1.0"]),
         ({"rate": 1, "name": 3}, ["name: must be text, not 3"]),
         ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
-        ({"rate": 0, "places": 0}, ["rate: 0 is not above 0", "places: 0 is less than 1"]),
-        ({"places": 0}, ["rate: is missing", "places: 0 is less than 1"]),
+        ({"rate": 0, "places": 0}, ["rate: 0 is not above 0 (1/s)", "places: 0 is less than 1"]),
+        ({"places": 0}, ["rate: is missing (1/s)", "places: 0 is less than 1"]),
         (
             {"rate": "x", "places": 0},
-            ["rate: must be a number, not 'x'", "places: 0 is less than 1"],
+            ["rate: must be a number, not 'x' (1/s)", "places: 0 is less than 1"],
         ),
     ],
 )
@@ -78,7 +79,9 @@ def test_wrong_values(values: object, messages: list[str]) -> None:
 def test_an_error_within_has_the_whole_path() -> None:
     """Also where it is about the value itself."""
     read = partial(from_mapping, Queue)
-    assert parse_faults("queue", read, {"rate": 0}) == [(("queue", "rate"), "0 is not above 0")]
+    assert parse_faults("queue", read, {"rate": 0}) == [
+        (("queue", "rate"), "0 is not above 0 (1/s)")
+    ]
     assert parse_faults("queue", read, 3) == [(("queue",), "must be a mapping of keys, not 3")]
     assert parse_faults("queue", read, {"rate": 1}) == []
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.util.from_mapping import short_repr
 from simulator.workload.distributions import (
     durations,
     parse_distribution,
@@ -234,16 +235,16 @@ def test_mixture_bounds(one, other, u, weight):
             {"kind": "zipf", "alpha": 1, "high": 10**8},
             "high: must be at most 10000000, not 100000000",
         ),
-        ({"kind": "quantiles", "values": [5]}, "values: not 2 or more numbers"),
-        ({"kind": "quantiles", "values": [5, 4]}, "values: not 2 or more numbers"),
-        ({"kind": "quantiles", "values": [5, "x"]}, "values: not 2 or more numbers"),
+        ({"kind": "quantiles", "values": [5]}, "values: must be 2 or more numbers"),
+        ({"kind": "quantiles", "values": [5, 4]}, "values: must be 2 or more numbers"),
+        ({"kind": "quantiles", "values": [5, "x"]}, "values: must be 2 or more numbers"),
         ({"kind": "quantiles", "values": [5, 6], "at": [0, 0.5, 1]}, "at: 3 of them for 2 values"),
         ({"kind": "quantiles", "values": [5, 6], "at": [0.1, 1]}, "at: does not go from 0 to 1"),
         (
             {"kind": "empirical", "path": "a", "column": "inputs"},
             "column: 'inputs' is neither input nor output",
         ),
-        (mix(), "parts: not a list"),
+        (mix(), "parts: must be a list of {weight: w, kind: ...}, not []"),
         (mix(3), "parts.0: 3 is not a mapping"),
         (
             mix({"weight": 0, "kind": "fixed", "value": 1}),
@@ -291,4 +292,5 @@ def test_cycle():
     assert error({"kind": "cycle", "values": [5, 0]}) == ": some lengths would be less than 1 token"
     for values in ([], 3, [-1], ["a"]):
         message = error({"kind": "cycle", "values": values})
-        assert message == "values: not a list of 1 or more numbers from 0 on"
+        expected = "values: must be a list of 1 or more numbers from 0 on, not "
+        assert message == expected + short_repr(values)
