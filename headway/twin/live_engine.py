@@ -17,7 +17,7 @@ from headway.twin.asked import Asked, workload_of
 from headway.twin.clock import RealTimeClock
 from headway.twin.kv_events import Publisher
 from simulator.core.alarm import Alarm
-from simulator.core.log import REJECTED, UNFINISHED, Log, pack_request
+from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.core.request import Request, Step
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
@@ -190,9 +190,7 @@ class LiveEngine:
         core = self.cores[0]
         why = "" if core.door is None else core.door.refuses(self.env.now, count)
         if why:
-            request, now = self._take_in(asked), self.env.now
-            kept_out = Stream(request, asked, now, _ignore, _ignore, core=core)
-            self._record_left(kept_out, REJECTED)
+            core.log.record_unserved(self._take_in(asked).id, -1.0, REJECTED)
             self._prune()
         return why
 
@@ -210,7 +208,8 @@ class LiveEngine:
             self.moved(stream, None)
             stream.asked.cancel_after = self.env.now - stream.sent_at
             self._cancel(request)
-            self._record_left(stream)
+            if stream.core is not None:  # else none has seen it
+                stream.core.log.record(request, UNFINISHED, stream.told, stream.first)
             self._forget(request)
             self.on_end(stream, ABORT)
 
@@ -240,14 +239,6 @@ class LiveEngine:
         else:
             stream.core = core
             self._watches[core].here[stream.request.id] = stream
-
-    def _record_left(self, stream: Stream, reason: int = UNFINISHED) -> None:
-        """Write down what a client had received when it hung up, as /metrics counts it."""
-        request = stream.request
-        if stream.core is not None:  # else none has seen it
-            times = request.first_scheduled, stream.first, -1.0
-            counts = request.preemptions, request.cached, stream.told
-            stream.core.log.request_rows += pack_request(*times, request.id, *counts, reason)
 
     def _forget(self, request: Request) -> None:
         self.done += 1
@@ -298,7 +289,8 @@ class LiveEngine:
         asked = workload_of(self._asked)
         logs = [self._copy(core) for core in self.cores]
         known = {int(number) for log in logs for number in log.requests["id"]}
-        logs[0].record_hung_up(number for number in range(len(asked)) if number not in known)
+        for number in {*range(len(asked))} - known:
+            logs[0].record_unserved(number, -1.0, UNFINISHED)
         result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.specs, True)
         result.cluster = self.cluster
         return result

@@ -74,6 +74,7 @@ class DecodeSet:
         phase = (joined - computed) % self.block_size
         request.computed = computed = computed + ticks
         request.joined = -1
+        request.last_tick = self.tick
         self.count -= 1
         self.context -= computed
         self.phases[phase] -= 1
@@ -81,10 +82,13 @@ class DecodeSet:
             del self.members[phase][request]
         return ticks
 
-    def generated(self, request: Request) -> int:
-        """Count a request's tokens that have come out: a member's own count lags."""
+    def generated(self, request: Request, ahead: int = 0) -> int:
+        """Count a request's tokens that have come out: a member's own count lags.
+
+        Those of the last `ahead` ticks do not count; below 0: those of the next do, too.
+        """
         joined = request.joined
-        return request.generated if joined < 0 else request.generated + self.tick - joined
+        return request.generated if joined < 0 else request.generated + self.tick - ahead - joined
 
     def computed(self, request: Request) -> int:
         """Count a request's tokens whose KV is in the cache."""

@@ -7,7 +7,7 @@ successive ticks from `first_tick` on. So the times of all tokens are slices of 
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, cast
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.packed import PAGE, PackedRows, first_of, pack, pack_column, unpack_column
-from simulator.core.request import AdapterWork, Copies, EncoderWork
+from simulator.core.request import AdapterWork, Copies, EncoderWork, Request
 
 STEP = np.dtype(
     [
@@ -281,10 +281,15 @@ class Log:
         """Rows of dtype SEAT, one for each seat that is free again, where seats are kept."""
         return np.frombuffer(self.seat_rows or b"", SEAT)
 
-    def record_hung_up(self, ids: Iterable[int]) -> None:
-        """Write down requests whose clients hung up: that they have not ended, and no more."""
-        for id in ids:
-            self.record_unserved(id, -1.0, UNFINISHED)
+    def record(self, one: Request, reason: int, tokens: int, first: float) -> None:
+        """Write down what became of a request: its tokens, of which the first came at `first`, s.
+
+        Without a token, `first` does not matter.
+        """
+        finish = -1.0 if reason == UNFINISHED else one.finish
+        times = one.first_scheduled, first if tokens else -1.0, finish
+        counts = one.preemptions, one.cached, tokens
+        self.request_rows += pack_request(*times, one.id, *counts, reason)
 
     def record_unserved(self, id: int, finish: float, reason: int) -> None:
         """Write down when a request was given up, s (-1: it was not), and no more."""

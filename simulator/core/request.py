@@ -49,8 +49,8 @@ class Request:
         *("id", "arrival", "prompt_tokens", "output_tokens", "client", "priority", "segments"),
         *("hint", "max_tokens", "ignore_eos", "model", "items", "output_limit", "allowed"),
         *("computed", "generated", "swapped", "padding", "remote", "blocks", "hashes", "unknown"),
-        *("mid_prefill", "admission", "joined", "last_tick", "run_start"),
-        *("first_scheduled", "first_token", "finish", "preemptions", "cached"),
+        *("mid_prefill", "admission", "joined", "last_tick", "run_start", "again"),
+        *("first_scheduled", "first_token", "finish", "preemptions", "cached", "received"),
     )
 
     def __init__(  # noqa: PLR0917
@@ -104,13 +104,16 @@ class Request:
         self.finish = -1.0
         self.preemptions = 0
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        self.received = 0  # tokens that its client had when it hung up
+        self.again: Request | None = None  # the same, sent once more
 
     def retry(self, now: float) -> "Request":
         """Return what its client sends once more: nothing that an engine has done is left."""
-        return Request(
+        self.again = Request(
             *(self.id, now, self.prompt_tokens, self.output_tokens, self.client, self.priority),
             *(self.segments, self.hint, self.max_tokens, self.ignore_eos, self.model),
         )
+        return self.again
 
     @property
     def state(self) -> State:

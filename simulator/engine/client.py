@@ -101,7 +101,7 @@ class Client:
         self.workload = workload
         self.submit = submit if predictor is None else partial(self._submit_with_hint, submit)
         self.cancel = cancel
-        self.hung_up: list[int] = []  # ids of requests whose clients hung up, in order
+        self.hung_up: list[Request] = []  # whose clients hung up, in order
         self._impatient: dict[int, Request] = {}  # not ended, and whose clients will hang up
         if workload.cancel_after is not None:
             if cancel is None:
@@ -186,7 +186,7 @@ class Client:
             return
         assert self.cancel is not None
         self.cancel(request)
-        self.hung_up.append(request.id)
+        self.hung_up.append(request)
         self._let_next_go(request)
 
     def finished(self, request: Request) -> None:

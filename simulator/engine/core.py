@@ -19,7 +19,6 @@ from simulator.core.log import (
     UNFINISHED,
     Log,
     StepRow,
-    pack_request,
     pack_span,
     pack_step,
 )
@@ -233,16 +232,7 @@ class EngineCore:
         if request in self.cancelled:  # it ended as it was about to leave: nobody cares
             self.scheduler.forget(request)
             return
-        self.log.request_rows += pack_request(
-            request.first_scheduled,
-            request.first_token,
-            request.finish,
-            request.id,
-            request.preemptions,
-            request.cached,
-            request.generated,
-            reason,
-        )
+        self.log.record(request, reason, request.generated, request.first_token)
         if self.on_finish is not None:
             self.on_finish(request)
 
@@ -266,6 +256,7 @@ class EngineCore:
         """Let a request go at the end of the step in flight."""
         if self.door is not None:
             self.door.leave(request)
+        request.received = self._given(request)
         if self.loop.batch_queue or self.scheduler.abandoned(request):
             self.cancelled[request] = None
             self.loop.cancels = True
@@ -273,16 +264,27 @@ class EngineCore:
         else:
             self.scheduler.cancel(request)
 
+    def _given(self, request: Request) -> int:
+        """Count the tokens of a request whose steps have ended before now."""
+        self.loop.catch_up()
+        if request.first_token < 0 or self.log.delivers_together:
+            return 0
+        traits, decodes, now = self.scheduler.traits, self.scheduler.decodes, self.env.now
+        leapt = sum(end < now for batch in self.loop.batch_queue for end in batch.ends)
+        ended = self.log.ticks_before + self.log.size("tick_ends") + leapt
+        if request.joined >= 0:
+            return decodes.generated(request, decodes.tick - ended)
+        ahead = request.last_tick - ended if traits.overlaps else 0
+        return request.generated - max(ahead, request.unknown) * traits.counts_ahead
+
     def drop_cancelled(self) -> None:
         """Let the cancelled requests go: the step in flight has ended."""
-        scheduler, stay = self.scheduler, dict[Request, None]()
-        for request in self.cancelled:
-            if request.state != "finished" and scheduler.abandoned(request):
-                stay[request] = None
-            elif request.state != "finished":
-                scheduler.cancel(request)
-        self.cancelled = stay
-        self.loop.cancels |= bool(stay)
+        there = [request for request in self.cancelled if request.state != "finished"]
+        self.cancelled = dict.fromkeys(filter(self.scheduler.abandoned, there))
+        for request in there:
+            if request not in self.cancelled:
+                self.scheduler.cancel(request)
+        self.loop.cancels |= bool(self.cancelled)
 
     def wake(self) -> None:
         """Decide anew at the end of the step in flight, or now."""

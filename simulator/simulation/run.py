@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.alarm import FastEnvironment
-from simulator.core.log import REJECTED, Log
+from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client
@@ -162,7 +162,11 @@ def _finish(
         result.interrupted = setup.drive(progress, ends, [] if setup.rewrites else result.logs)
     if result.interrupted:
         setup.abandon()
-    cores[0].log.record_hung_up(client.hung_up)
+    for sent in client.hung_up:
+        request = sent
+        while request.again is not None:
+            request = request.again
+        cores[0].log.record(request, UNFINISHED, request.received, request.first_token)
     for core in cores:
         core.final_log()
     if client.hints is not None:

@@ -24,13 +24,15 @@ def test_who_hangs_up_leaves_and_nothing_is_left_behind(load, engine, clock, pat
     scheduler = engine()
     leapt, client = play(load, scheduler, clock)
     stepped, again = play(load, engine(), clock, leap=False)
-    assert client.hung_up == again.hung_up
+    hung_up = [one.id for one in client.hung_up]
+    assert hung_up == [one.id for one in again.hung_up]
+    assert [one.received for one in client.hung_up] == [one.received for one in again.hung_up]
     assert leapt.request_rows == stepped.request_rows
     assert leapt.run_rows == stepped.run_rows
     assert _unroll(leapt) == _unroll(stepped)
     ended = leapt.requests["id"].tolist()
-    assert sorted([*ended, *client.hung_up]) == list(range(len(load)))
-    assert not np.isnan(load.cancel_after[client.hung_up]).any()
+    assert sorted([*ended, *hung_up]) == list(range(len(load)))
+    assert not np.isnan(load.cancel_after[hung_up]).any()
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.decodes.count == scheduler.decodes.context == 0
@@ -70,7 +72,7 @@ def test_a_client_that_hangs_up_lets_its_next_request_be_sent() -> None:
     load = workload((0, 4, 50), (0, 4, 2), max_concurrency=1)
     load.cancel_after = np.array([0.5, np.nan])
     log, client = play(load, fcfs())
-    assert client.hung_up == [0]
+    assert [(one.id, one.received) for one in client.hung_up] == [(0, 0)]
     assert client.sent[1] == 0.5
     assert log.requests["id"].tolist() == [1]
 
@@ -90,7 +92,10 @@ def test_a_trace_says_when_clients_hang_up(tmp_path: Path) -> None:
     assert load.hint is not None
     assert load.cancel_after.tolist()[0] == 0.25
     assert load.hint.tolist() == [0, 7]
-    assert [*run(scenario).requests.finish_reason] == ["unfinished", "stop"]
+    found = run(scenario).requests
+    assert [*found.finish_reason] == ["unfinished", "stop"]
+    tpot = found.tpot[1]
+    assert found.output_tokens[0] == pytest.approx(1 + (0.25 - found.ttft[0]) / tpot, abs=1)
     (tmp_path / "t.jsonl").write_text(lines[0].replace("0.25", "-1"))
     found = headway("run", str(tmp_path / "s.yaml"))
     assert found.returncode == 2

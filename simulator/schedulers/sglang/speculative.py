@@ -100,7 +100,7 @@ class DraftedBatch(RunningBatch):
         self.leaving[request] = self.there.pop(request)
         self.count -= 1
 
-    def generated(self, request: Request) -> int:
+    def generated(self, request: Request, ahead: int = 0) -> int:
         return request.generated
 
     def computed(self, request: Request) -> int:

@@ -235,10 +235,10 @@ class DraftedSet(DecodeSet):
         self.count -= 1
         return ticks
 
-    def generated(self, request: Request) -> int:
+    def generated(self, request: Request, ahead: int = 0) -> int:
         """Count a request's tokens that have come out."""
-        path = self.paths.get(request)
-        return request.generated if path is None else path.generated[self.tick - request.joined]
+        path, tick = self.paths.get(request), self.tick - ahead
+        return request.generated if path is None else path.generated[tick - request.joined]
 
     def verified(self, request: Request) -> tuple[int, int]:
         """Count the tokens that a member computes at the next tick, and those that it has."""
