@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from headway.twin.api.bodies import BadRequestError, parse_json, read_types
 from headway.twin.api.openapi import Route
 from headway.twin.api.refusals import web
-from headway.twin.fault_injection import SLOWEST, FailureRates, FaultError, FaultInjector, Rates
+from headway.twin.fault_injection import SLOWEST, FailureRates, FaultInjector, Rates
 from headway.twin.live_engine import LiveEngine
+from simulator.util.errors import HeadwayError
 
 LONGEST_WAIT = 1e6  # s
 RUNNING = ("up", "draining")
@@ -79,7 +80,7 @@ class Admin:
             self.engine.clock.advance()
             try:
                 act(body)
-            except FaultError as error:
+            except HeadwayError as error:
                 raise BadRequestError(str(error)) from None
             return await self.tell(request)
 
@@ -90,11 +91,12 @@ class Admin:
         now, chosen, allowed = self.faults.life.states, body.replica, " or ".join(states)
         found = [number for number in range(len(now)) if now[number] in states]
         if chosen is not None:
-            self.faults.check(chosen)
+            if not 0 <= chosen < len(now):
+                raise BadRequestError(f"replica: there is no {chosen}; the last is {len(now) - 1}")
             if chosen not in found:
-                raise FaultError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
+                raise BadRequestError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
             found = [chosen]
         if not found:
-            raise FaultError(f"replica: none is {allowed}")
+            raise BadRequestError(f"replica: none is {allowed}")
         for number in found:
             act(number, **body.model_dump(exclude={"replica"}))

@@ -10,6 +10,7 @@ from headway.twin.live_engine import LOST, LiveEngine
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Step
+from simulator.util.errors import HeadwayError
 
 FAILURES = (
     *("rate_limit", "server_error", "context_length"),
@@ -18,10 +19,6 @@ FAILURES = (
 """Ways to fail, by llm-d-inference-sim's names, each with its words in api/refusals.json."""
 FOREVER = 1e9  # s
 SLOWEST = 1e6
-
-
-class FaultError(ValueError):
-    """A fault that was asked for cannot be brought about."""
 
 
 SHARES: Any = dict.fromkeys(FAILURES, (Annotated[float, Field(ge=0, le=1, strict=True)], 0.0))
@@ -60,12 +57,6 @@ class FaultInjector:
             core.executor = executor = FaultyExecutor(core.executor)
             self.executors[target.index].append(executor)
 
-    def check(self, number: int) -> None:
-        """Raise FaultError unless there is such a replica."""
-        if not 0 <= number < len(self.executors):
-            last = len(self.executors) - 1
-            raise FaultError(f"replica: there is no {number}; the last is {last}")
-
     def slow(self, number: int, factor: float) -> None:
         """Let steps take `factor` times as long, from the next one on."""
         for executor in self.executors[number]:
@@ -92,7 +83,7 @@ class FaultInjector:
                 end(stream.request, LOST)
         if not self.life.fail(target):
             state = self.life.states[number]
-            raise FaultError(f"replica: {number} is not up: it is {state}")
+            raise HeadwayError(f"replica: {number} is not up: it is {state}")
         self.hangs.discard(number)
         for executor in self.executors[number]:
             executor.factor, executor.stall = 1.0, 0.0
@@ -136,7 +127,7 @@ class FailureRates:
         """Set the `Rates`."""
         found = {name: rate for name, rate in rates.model_dump().items() if rate}
         if sum(found.values()) > 1:
-            raise FaultError("the rates add up to more than 1")
+            raise HeadwayError("the rates add up to more than 1")
         self.rates = found
 
     def draw(self) -> str | None:

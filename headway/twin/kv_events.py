@@ -99,13 +99,13 @@ class Publisher:
         import zmq
         import zmq.asyncio
 
-        config = self.config
-        wanted: list[Any] = [(config.endpoint, zmq.Context, zmq.PUB, config.hwm)]
-        if self.config.replay_endpoint is not None:
-            most = 2 * (self.config.buffer_steps + 1)
-            wanted.append((self.config.replay_endpoint, zmq.asyncio.Context, zmq.ROUTER, most))
-        for endpoint, context, kind, most in wanted:
-            address = address_of(endpoint, self.number)
+        config, replayed = self.config, 2 * (self.config.buffer_steps + 1)
+        for endpoint, context, kind, most in (
+            (config.endpoint, zmq.Context, zmq.PUB, config.hwm),
+            (config.replay_endpoint, zmq.asyncio.Context, zmq.ROUTER, replayed),
+        ):
+            if (address := address_of(endpoint, self.number)) is None:
+                continue
             socket = context.instance().socket(kind)
             self._sockets.append(socket)
             socket.setsockopt(zmq.SNDHWM, most)

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +16,8 @@ from aiohttp import ClientSession
 
 from headway.twin.api.openai import Reader
 from headway.twin.server import Server
+from simulator import run
+from simulator.scenario.load import load_scenario
 from tests.support.twins import served_by
 
 PROMPT = " ".join(f"word{number}" for number in range(100))
@@ -258,3 +262,55 @@ def test_a_burst_waits_to_be_read_and_its_first_tokens_say_so() -> None:
         assert not server.served()["on_time"]
 
     served_by(play, speed=1)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "async"])
+def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
+    """With clients that hang up, prompts that share, priorities and predicted lengths.
+
+    A server that overlaps steps with their scheduling sends tokens a little ahead of their time, of
+    which the replay does not know.
+    """
+    overlaps = policy == "async"
+    overrides = ["engine.async_scheduling=true"] if overlaps else []
+    overrides += [f"engine.scheduling_policy={'fcfs' if overlaps else policy}"]
+    overrides += ["engine.enable_prefix_caching=true"]
+    if policy == "sjf":
+        overrides.append("predictor={kind: noisy, sigma: 0.5}")
+
+    async def play(client: ClientSession, server: Server) -> None:
+        async def ask(number: int) -> None:
+            body = {"prompt": PROMPT * (1 + number % 3), "max_tokens": 20 + number, "stream": True}
+            body |= {"priority": number % 2, "user": "ab"[number % 2], "ignore_eos": number % 2 > 0}
+            body |= {"vllm_xargs": {"predicted_output_tokens": 5 + number}} if number % 5 else {}
+            if number % 4 == 0:  # it hangs up: long before its end, however busy the machine is
+                body |= {"max_tokens": 6000, "ignore_eos": True}
+            await asyncio.sleep(number * 0.003)
+            response = await client.post("/v1/completions", json=body)
+            if number % 4:
+                await response.read()
+            else:
+                await response.content.readany()
+                response.close()
+
+        await asyncio.gather(*(ask(number) for number in range(24)))
+        while server.engine.streams:  # until the server has seen the last one hang up
+            await asyncio.sleep(0.01)
+        text = await (await client.get("/report/requests")).text()
+        assert text.count("\n") == 24
+        assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
+        served.append(server.result())
+
+    served: list[Any] = []
+    served_by(play, *overrides, speed=1 if overlaps else 10)
+    played = run(load_scenario(tmp_path / "replay.yaml"))
+    before, after = served[0].requests, played.requests
+    assert (before.finish_reason == "unfinished").any()
+    assert [*before.finish_reason] == [*after.finish_reason]
+    left, ahead = before.finish_reason == "unfinished", before.output_tokens - after.output_tokens
+    sure = ~(left & overlaps)
+    for column in ("queue_time", "ttft", "e2el", "output_tokens"):
+        there, again = before[column][sure], after[column][sure]
+        assert np.allclose(there, again, atol=1e-9, equal_nan=True)
+    assert ahead.between(0, 5).all()
+    assert (before.output_tokens > 0).all()

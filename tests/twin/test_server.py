@@ -21,8 +21,6 @@ from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, r
 from headway.twin.api.openai import Reader
 from headway.twin.api.tokenizers import BpeTokens, TokenCounter, train
 from headway.twin.server import Server
-from simulator import run
-from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.twins import events, malformed, served_by, twin
 
@@ -189,57 +187,6 @@ def test_who_hangs_up_frees_the_engine() -> None:
         assert 'finished_reason="abort"} 0.0' in text  # vLLM forgets it, too
 
     served_by(play, speed=1)
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair", "async"])
-def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
-    """With clients that hang up, prompts that share, priorities and predicted lengths.
-
-    A server that overlaps steps with their scheduling sends tokens a little ahead of their time, of
-    which the replay does not know.
-    """
-    overlaps = policy == "async"
-    overrides = ["engine.async_scheduling=true"] if overlaps else []
-    overrides += [f"engine.scheduling_policy={'fcfs' if overlaps else policy}"]
-    overrides += ["engine.enable_prefix_caching=true"]
-    if policy == "sjf":
-        overrides.append("predictor={kind: noisy, sigma: 0.5}")
-
-    async def play(client: ClientSession, server: Server) -> None:
-        async def ask(number: int) -> None:
-            body = {"prompt": PROMPT * (1 + number % 3), "max_tokens": 20 + number, "stream": True}
-            body |= {"priority": number % 2, "user": "ab"[number % 2], "ignore_eos": number % 2 > 0}
-            body |= {"vllm_xargs": {"predicted_output_tokens": 5 + number}} if number % 5 else {}
-            if number % 4 == 0:  # it hangs up: long before its end, however busy the machine is
-                body |= {"max_tokens": 6000, "ignore_eos": True}
-            await asyncio.sleep(number * 0.003)
-            response = await client.post("/v1/completions", json=body)
-            if number % 4:
-                await response.read()
-            else:
-                await response.content.readany()
-                response.close()
-
-        await asyncio.gather(*(ask(number) for number in range(24)))
-        while server.engine.streams:  # until the server has seen the last one hang up
-            await asyncio.sleep(0.01)
-        text = await (await client.get("/report/requests")).text()
-        assert text.count("\n") == 24
-        assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
-        served.append(server.result())
-
-    served: list[Any] = []
-    served_by(play, *overrides, speed=1 if overlaps else 10)
-    again = run(load_scenario(tmp_path / "replay.yaml"))
-    before, after = served[0].requests, again.requests
-    assert (before.finish_reason == "unfinished").any()
-    assert [*before.finish_reason] == [*after.finish_reason]
-    for column in ("queue_time", "ttft", "e2el"):
-        assert np.allclose(before[column], after[column], atol=1e-9, equal_nan=True)
-    left, ahead = before.finish_reason == "unfinished", before.output_tokens - after.output_tokens
-    assert (after.output_tokens > 0).all()
-    assert not ahead[~left].any() if overlaps else not ahead.any()
-    assert ahead.between(0, 5).all()
 
 
 @pytest.mark.parametrize(

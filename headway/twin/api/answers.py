@@ -1,9 +1,10 @@
 """Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
 
+import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +12,7 @@ from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
 from headway.twin.api.prompts import Prompt
 from headway.twin.api.said import Said
 from headway.twin.api.tables import table
+from headway.twin.live_engine import Stream
 from simulator.core.request import Request
 
 SHAPES: dict[str, Any] = table("shapes")
@@ -26,6 +28,8 @@ class Choice:
     said: Said
     length: int  # tokens after which it ends by itself
     last: int  # tokens after which it ends at the latest
+    over: "asyncio.Future[str]" = field(init=False)  # why it has ended
+    stream: Stream | None = None  # once the engine has it
     request: Request | None = None  # once it has ended
     told: int = 0  # characters
     frame: Sequence[bytes] = ()  # what is before and behind the word in the chunk of a token
@@ -39,6 +43,11 @@ class Choice:
     def generated(self) -> int:
         """Return its tokens."""
         return 0 if self.request is None else self.request.generated
+
+    @property
+    def text(self) -> str:
+        """Return all that it says."""
+        return self.said.text(0, self.generated)
 
 
 class Answer:
@@ -257,10 +266,9 @@ class ChatAnswer(Answer):
 
     def message(self, choice: Choice) -> dict[str, Any]:
         """Return the whole text, or the call."""
-        text = choice.said.text(0, choice.generated)
-        message = SHAPES["message"] | {"content": text}
+        message = SHAPES["message"] | {"content": choice.text}
         if choice.said.call:
-            message |= {"content": "", "tool_calls": [self._call(choice, text)]}
+            message |= {"content": "", "tool_calls": [self._call(choice, choice.text)]}
         return {"message": message}
 
     def _details(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from headway.twin.api.responses import ResponseAnswer, ResponseChat, ResponsesBo
 from headway.twin.api.said import Said
 from headway.twin.asked import Asked
 from headway.twin.fault_injection import FailureRates
-from headway.twin.live_engine import LOST, LiveEngine, Stream
+from headway.twin.live_engine import LOST, LiveEngine
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 
@@ -59,14 +59,6 @@ class ApiServer:
         self._free = 0.0  # simulated s, when the frontend has passed on all requests so far
 
     # Bodies.
-
-    def _turn_away(self) -> None:
-        """Raise BadRequestError for a request whatever it asks for, if there is a reason to."""
-        refuse({"full": self.open >= MOST_REQUESTS}, most=MOST_REQUESTS)
-        self.engine.clock.advance()
-        refuse({"down": not self.engine.is_open()})
-        if (failure := self.failures.draw()) is not None:
-            raise BadRequestError.of(failure)
 
     async def body(self, request: web.Request, kind: type[BaseModel]) -> Any:
         """Read the body of a request, a message as a chat; raise BadRequestError for another."""
@@ -125,7 +117,11 @@ class ApiServer:
         self, kind: type[BaseModel], answers: type[Answer], request: web.Request
     ) -> web.StreamResponse:
         """Answer a request."""
-        self._turn_away()
+        refuse({"full": self.open >= MOST_REQUESTS}, most=MOST_REQUESTS)
+        self.engine.clock.advance()
+        refuse({"down": not self.engine.is_open()})
+        if (failure := self.failures.draw()) is not None:  # whatever is asked for
+            raise BadRequestError.of(failure)
         came = request["came"]
         wanted = self.reader.read(await self.body(request, kind))
         if kind is not ResponsesBody:  # whose tools vLLM takes in any case
@@ -151,6 +147,12 @@ class ApiServer:
             if isinstance(answer, ResponseAnswer):
                 self.responses.keep(answer)
             return found
+        except (asyncio.CancelledError, ConnectionError):  # the client has hung up
+            for one in choices:
+                if one.stream is not None:
+                    self.said.pop(one.stream.request.id, None)
+                    self.engine.cancel(one.stream)
+            raise
         finally:
             self.open -= 1
 
@@ -170,9 +172,9 @@ class ApiServer:
 
     def _submit(
         self, answer: Answer, choice: Choice, on_tokens: Callable[[int, int], None]
-    ) -> tuple[Stream, asyncio.Future[str]]:
-        """Hand a request for one answer to the engine; the future becomes why it has ended."""
-        over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ) -> None:
+        """Hand a request for one answer to the engine; `choice.over` becomes why it has ended."""
+        choice.over = over = asyncio.get_running_loop().create_future()
         number = self.engine.next_id
         self.said[number] = choice.prompt.tokens, choice.said.offset
 
@@ -183,7 +185,7 @@ class ApiServer:
                 over.set_result(reason)
 
         asked = self._asked(answer, choice)
-        return self.engine.submit(asked, on_tokens, end, answer.due), over
+        choice.stream = self.engine.submit(asked, on_tokens, end, answer.due)
 
     def _asked(self, answer: Answer, choice: Choice) -> Asked:
         """Return one of the answers to a request as the engine is asked for it."""
@@ -196,28 +198,16 @@ class ApiServer:
         asked.segments = choice.prompt.segments(self.engine.block_size, salt)
         return asked
 
-    def _cancel(self, streams: Sequence[Stream]) -> None:
-        """Let requests go whose client has hung up."""
-        for stream in streams:
-            self.said.pop(stream.request.id, None)
-            self.engine.cancel(stream)
-
     async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
-        begun = [self._submit(answer, choice, lambda *_: None) for choice in answer.choices]
-        await self._ends(request, begun)
+        for choice in answer.choices:
+            self._submit(answer, choice, lambda *_: None)
+        await self._ends(request, answer)
         body, head = answer.whole(), _notes(answer.wanted)
         return web.Response(body=body, content_type="application/json", headers=head)
 
-    async def _ends(
-        self, request: web.Request, begun: Sequence[tuple[Stream, asyncio.Future[str]]]
-    ) -> None:
+    async def _ends(self, request: web.Request, answer: Answer) -> None:
         """Wait for all answers; raise BadRequestError for one that was refused or lost."""
-        streams = [stream for stream, _ in begun]
-        try:
-            reasons = await asyncio.gather(*(over for _, over in begun))
-        except asyncio.CancelledError:
-            self._cancel(streams)
-            raise
+        reasons = await asyncio.gather(*(choice.over for choice in answer.choices))
         if LOST in reasons and request.transport is not None:
             request.transport.abort()  # as the connections of a server that is killed
         refuse({"engine": not {*reasons} <= {*ANSWERED}})
@@ -235,32 +225,29 @@ class ApiServer:
                 if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
                     transport.abort()
 
-        begun = [self._submit(answer, one, partial(tokens, one)) for one in answer.choices]
+        for one in answer.choices:
+            self._submit(answer, one, partial(tokens, one))
         chunked = request.version >= (1, 1)
+        overs = [one.over for one in answer.choices]
+        if not chunked or any(one.done() and one.result() not in ANSWERED for one in overs):
+            await self._ends(request, answer)
+        response = web.StreamResponse(headers=STREAM_HEADERS | _notes(answer.wanted))
+        if chunked:
+            response.enable_chunked_encoding()
+        await response.prepare(request)  # at once, as vLLM: tokens may take their time
+        while early:
+            data = b"".join(early)
+            early.clear()
+            if data:
+                await response.write(data)
+        if chunked:
+            transport = request.transport
         try:
-            refused = any(over.done() and over.result() not in ANSWERED for _, over in begun)
-            if refused or not chunked:
-                await self._ends(request, begun)
-            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(answer.wanted))
-            if chunked:
-                response.enable_chunked_encoding()
-            await response.prepare(request)  # at once, as vLLM: tokens may take their time
-            while early:
-                data = b"".join(early)
-                early.clear()
-                if data:
-                    await response.write(data)
-            if chunked:
-                transport = request.transport
-            try:
-                await self._ends(request, begun)
-                await response.write(answer.end())
-            except BadRequestError as error:
-                await response.write(answer.error_chunk(str(error)))
-            await response.write_eof()
-        except (asyncio.CancelledError, ConnectionError):  # the client has hung up
-            self._cancel([stream for stream, _ in begun])
-            raise
+            await self._ends(request, answer)
+            await response.write(answer.end())
+        except BadRequestError as error:
+            await response.write(answer.error_chunk(str(error)))
+        await response.write_eof()
         return response
 
     # What needs no engine.

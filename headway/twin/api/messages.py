@@ -208,9 +208,8 @@ class MessageAnswer(ChatAnswer):
     def whole(self) -> bytes:
         """Return the whole answer at once; a call that was cut short is empty."""
         choice = self.choices[0]
-        text = choice.said.text(0, choice.generated)
         calls = choice.said.call and choice.reason == "stop"
-        content = [self._block(text, json.loads(text) if calls else {})]
+        content = [self._block(choice.text, json.loads(choice.text) if calls else {})]
         stop = {key: value for key, value in self._stop().items() if value is not None}
         return compact(self._message(content, stop))
 

@@ -204,7 +204,7 @@ class ResponseAnswer(ChatAnswer):
     def end(self) -> bytes:
         """Return what comes after the last token."""
         choice = self.choices[0]
-        text = choice.said.text(0, choice.generated)
+        text = choice.text
         if name := choice.said.call:
             kind, more = "function_call_arguments.done", {"arguments": text, "name": name}
             out = self._event(kind, **self.item, **more)
@@ -224,7 +224,7 @@ class ResponseAnswer(ChatAnswer):
         """Return the response as it is when all tokens are there."""
         choice = self.choices[0]
         status = "completed" if choice.reason == "stop" else "incomplete"
-        return self.response(status, [self._item(choice.said.text(0, choice.generated), status)])
+        return self.response(status, [self._item(choice.text, status)])
 
     def response(self, status: str, output: list[Any]) -> Any:
         """Return the response with what is there of it."""
@@ -279,8 +279,7 @@ class Stored:
         told = [one for one in answer.chat.messages if one.role != "system"]
         choice = answer.choices[0]
         if not choice.said.call:  # vLLM leaves calls out, too
-            text = choice.said.text(0, choice.generated)
-            told.append(ChatMessage(role="assistant", content=text))
+            told.append(ChatMessage(role="assistant", content=choice.text))
         self._kept[answer.head["id"]] = answer.final(), told
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
