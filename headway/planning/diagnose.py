@@ -91,13 +91,19 @@ class Held:
     interval: tuple[float, float] | None  # 95 %; None: not random, or beyond what was looked at
     slo: Sequence[str]
 
+    @property
+    def exceeded(self) -> bool:
+        """Whether more comes than long runs carry."""
+        return self.offered > self.capacity
+
     def __str__(self) -> str:
         """Write it as one line."""
         unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
         ends = " (95 %: {:.4g} to {:.4g})".format(*self.interval) if self.interval else ""
         return (
             f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
-            f"{ends} that this carries with {' and '.join(self.slo)}."
+            f"{ends} that this carries with {' and '.join(self.slo)}"
+            f"{'; longer runs break them.' if self.exceeded else '.'}"
         )
 
 
@@ -374,7 +380,8 @@ def table(found: Diagnosis) -> str:
     told += filter(None, [trend_warning(found.values)])
     lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
     if not found.trials:
-        nothing = [] if found.findings else [NOTHING]
+        more = found.held is not None and found.held.exceeded
+        nothing = [] if found.findings or more else [NOTHING]
         return "\n".join([*nothing, *lines, *([str(found.held)] if found.held else [])])
     metrics = [finding["metric"] for finding in found.findings]
     runs = [found.as_it_is, *(trial for trial in found.trials if not trial.error)]

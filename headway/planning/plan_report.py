@@ -420,7 +420,9 @@ def _abscissa(
         return "$/h" if priced else "GPUs", lambda candidate, trial: candidate.spent_at(trial) or 0
     if problem.key:
         rate = problem.key == "workload.request_rate"
-        return "requests/s" if rate else problem.key, lambda _, trial: trial.at
+        scaled = any(scales(one.scenario) for one in candidates)
+        label = f"{problem.key}{' (autoscaled: at the start)' if scaled else ''}"
+        return "requests/s" if rate else label, lambda _, trial: trial.at
     if problem.by_energy:
         return "W", lambda _, trial: interval(trial.runs, "power_w").mean
     prices = [c.resources_at(trial)[1] for c in candidates for trial in c.result.trials]

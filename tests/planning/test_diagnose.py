@@ -23,6 +23,7 @@ from headway.planning.diagnose import (
 from headway.planning.runs import metric_values
 from simulator import diagnose, load_scenario, run
 from simulator.diagnosis.finding import turn, words
+from simulator.diagnosis.rules import NOTHING
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
@@ -88,6 +89,18 @@ def test_how_much_a_server_holds_that_needs_nothing(scenario: Path, capsys) -> N
         "The load is 10% of the 0.5 req/s (95 %: 0.4 to 0.6) that this carries with "
         "p90_ttft_ms<=2100."
     )
+
+
+def test_a_load_that_only_short_runs_carry_is_no_load_without_a_finding(write) -> None:
+    """Three requests kept the level; that no knob needs turning is not said of half as many."""
+    found = diagnose(load_scenario(write(THREE), ["slo=[p50_ttft_ms<=9000]"]), jobs=1)
+    key, slo = "workload.request_rate", ["p50_ttft_ms<=9000"]
+    for capacity, told in ((0.5, False), (2.0, True)):
+        said = table(
+            replace(found, findings=(), trials=(), held=Held(key, 1.0, capacity, None, slo))
+        )
+        assert (NOTHING in said) == told
+        assert said.endswith("p50_ttft_ms<=9000; longer runs break them.") != told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from headway.cli.main import main
 from headway.planning.candidate import Candidate
 from headway.planning.plan import _would_do
 from headway.planning.plan_report import COLUMNS, _abscissa, _cells, _draw
+from headway.planning.problem import REPLICAS
 from headway.planning.runs import read_metric_values
+from headway.planning.search import SearchResult
 from headway.planning.verdict import Trial
 from simulator import load_scenario, run
 from simulator.results.service_levels import parse_slo
@@ -124,6 +126,7 @@ def test_the_front_is_that_of_what_keeps_its_bounds(monkeypatch: pytest.MonkeyPa
         trial = Trial(1.0, runs=[{"p99_ttft_ms": 90.0}], ok=ok)
         return SimpleNamespace(
             varied={},
+            scenario=None,
             label=f"{user} {ok}",
             result=SimpleNamespace(trials=[trial], best=trial),
             speeds=lambda of_best: [(trial, user, 1000.0 / user)],
@@ -153,3 +156,12 @@ def test_bounds_are_loosened_to_what_runs_keep_unless_they_grow(
     trial = Trial(1.0, runs=[{"p99_ttft_ms": ttft}], growing=growing)
     others = "`headway plan --buy` tries other GPUs, sizes and precisions"
     assert _would_do([SLO], trial) == told + others
+
+
+def test_replicas_of_an_autoscaled_fleet_are_drawn_as_those_at_the_start() -> None:
+    keys = ["cluster={replicas: 1, autoscaling: {target: 1, max_replicas: 2}}"]
+    for more, named in ((keys, "cluster.replicas (autoscaled: at the start)"), ([], REPLICAS)):
+        tried = SearchResult(None, [Trial(1.0)])
+        candidate = Candidate({}, load_scenario("demo", more), result=tried)
+        problem = SimpleNamespace(high=4, key=REPLICAS)
+        assert _abscissa(problem, [candidate])[0] == named  # type: ignore[arg-type]
