@@ -34,8 +34,8 @@ there is no `slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
-Which keys may a scenario file have? Each is `key: default` (values): meaning
-(`python -m tools.reference_page` makes the page). A number is 0 or more, where 0 makes sense; a
+Which keys may a scenario file have? Each is `key: default` (values): meaning.
+A number is 0 or more, where 0 makes sense; a
 count is whole. `null` means none, or no limit, unless the key says more.
 
 A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
@@ -163,7 +163,7 @@ def _key(name: str, default: object, values: str, meaning: str) -> str:
     plain = "boolean|integer|list|mapping|number|text"
     values = re.sub(rf"^({plain})( (?=[≥>\d])|$)", "", values)
     named = re.findall(r"`([^`]+)`", values)
-    if named and all(name == default or f"{name}:" in meaning for name in named):
+    if len(named) > 12 or (named and all(n == default or f"{n}:" in meaning for n in named)):
         values = ""
     taken = ", ".join(filter(None, [values, "required" if required else ""]))
     return f"- `{shown}`{taken and f' ({taken})'}: {NOTHING.sub('', meaning)}"

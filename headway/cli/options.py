@@ -146,13 +146,13 @@ class RunOptions:
     """How run and compare simulate, measure and report."""
 
     slo: Slo = None
-    stepwise: Annotated[bool, silent("no leaps: single steps, same result, slower")] = False
+    stepwise: Annotated[bool, silent("simulate steps one by one: same result, slower")] = False
     format: Annotated[Literal["csv", "parquet"], Parameter(help="format of the tables")] = "csv"
     quiet: Quiet = False
     json_: Json = False
     replications: Annotated[
         int | None,
-        silent("runs with other arrivals, lengths and errors of the cost model; intervals"),
+        silent("number of runs; each draws arrivals, lengths and cost errors anew"),
     ] = None
     warmup: Annotated[float, silent("s after the first request to leave out"), between(0)] = 0.0
     cooldown: Annotated[float, silent("s before the last request to leave out"), between(0)] = 0.0

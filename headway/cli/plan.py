@@ -39,9 +39,7 @@ def plan(  # more than 80 lines: 50 are its options
     cheapest: Annotated[
         bool, silent("the cheapest combination of --vary that keeps the levels")
     ] = False,
-    buy: Annotated[
-        bool, silent("which GPUs to buy for this model and traffic, how many, how set")
-    ] = False,
+    buy: Annotated[bool, silent("choose the GPUs to buy, their number and settings")] = False,
     gpus: Annotated[
         str | None,
         silent(

@@ -34,7 +34,7 @@ def rollouts(
         print(f"{name.replace('_', ' ')}: {'unknown' if value is None else f'{value:,.4g}'}")
     if total["tail_share"] > LONG and not loaded.rollouts.oversampling:
         print(
-            f"In {total['tail_share']:.0%} of the time less than a tenth of the samples is left. "
+            f"In {total['tail_share']:.0%} of the time less than a tenth of the samples is left.\n"
             "Knob: raise rollouts.oversampling from 0 to 0.25, and set rollouts.partial to true."
         )
     return 0

@@ -30,7 +30,7 @@ class ServeOptions:
     ] = None
     api_key: Annotated[
         list[str] | None,
-        silent("keys, of which clients must give one [default: VLLM_API_KEY, or none]"),
+        silent("clients must give one of these keys [default: VLLM_API_KEY, or none]"),
         Parameter(consume_multiple=True),
     ] = None
     startup_delay: Annotated[

@@ -98,7 +98,7 @@ class AdmissionConfig(Config):
     )
     shed_from: PositiveShare = Field(
         1.0,
-        description="share of that from which priorities of 1 or more are refused",
+        description="share of max_outstanding from which priorities of 1 or more are refused",
     )
     rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
@@ -112,15 +112,15 @@ class ClientConfig(Config):
     timeout: PositiveFloat | None = Field(
         None, description="s from sending to the last token until a client cancels"
     )
-    ttft_timeout: PositiveFloat | None = Field(None, description="likewise to the first token")
+    ttft_timeout: PositiveFloat | None = Field(None, description="longest s to the first token")
     max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
         0, description="tries after a refusal or timeout"
     )
     backoff: NonNegativeFloat = Field(1.0, description="s before the first retry")
     backoff_factor: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="factor of each further wait"
+        2.0, description="factor of each wait to the next"
     )
-    jitter: Share = Field(0.0, description="largest random share on top")
+    jitter: Share = Field(0.0, description="largest random share added to a wait")
 
 
 class OutageConfig(Config):
@@ -129,7 +129,7 @@ class OutageConfig(Config):
     replica: Annotated[int, Field(ge=0)] = Field(
         description="from 0, in the order of groups; all its ranks fail"
     )
-    start: NonNegativeFloat = Field(description="s")
+    start: NonNegativeFloat = Field(description="s from the start of the run")
     duration: PositiveFloat | None = Field(
         None, description="s until it is back; null: it stays away"
     )

@@ -91,10 +91,10 @@ class GpuConfig(Config):
     )
     count: Count = Field(
         1,
-        description="GPUs of one engine; left out, by the parallel sizes; alone, "
-        "it sets tensor_parallel_size",
+        description="GPUs of one engine; left out: product of the parallel sizes; "
+        "alone, it sets tensor_parallel_size",
     )
-    dollars_per_hour: Amount | None = Field(None, description="of one GPU; null: its list price")
+    dollars_per_hour: Amount | None = Field(None, description="$/h of a GPU; null: its list price")
     power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
         473.0, description="g CO2e per kWh; 473: the world's in 2024 (Ember)"
@@ -120,15 +120,15 @@ class HostConfig(Config):
         description="s in each step, hidden by asynchronous scheduling; null: by `engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="s more for each sequence; null: likewise"
+        None, description="s more for each sequence; null: by `engine.version`"
     )
     launch_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of each step that nothing hides; null: likewise",
+        description="s of each step that nothing hides; null: by `engine.version`",
     )
     per_step_interval: Annotated[tuple[float, float] | None, _interval] = Field(
         None,
-        description="[low, high], 95 % of per_step; null: likewise, or none if per_step is given",
+        description="[low, high], s, 95 % interval; null: by `engine.version`, none with per_step",
     )
 
 
@@ -203,11 +203,11 @@ class EngineConfig(Config):
     )
     max_num_active_seqs: Count | None = Field(
         None,
-        description="the same, if fewer than max_num_seqs (vLLM 0.31 on)",
+        description="most running requests, if fewer than max_num_seqs (vLLM 0.31 on)",
     )
     max_num_scheduled_tokens: Count | None = Field(
         None,
-        description="the same, if fewer than max_num_batched_tokens (vLLM 0.26 on)",
+        description="most tokens of a step, if fewer than max_num_batched_tokens (vLLM 0.26 on)",
     )
     max_num_queued_reqs: WholeNumber | None = Field(
         None,
@@ -215,7 +215,7 @@ class EngineConfig(Config):
     )
     max_num_queued_tokens: WholeNumber | None = Field(
         None,
-        description="likewise by tokens of prompts without an answer yet (vLLM 0.29 on)",
+        description="most prompt tokens without an answer; more: 503 (vLLM 0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -251,7 +251,7 @@ class EngineConfig(Config):
         "SGLang's default); write_through_selective: requested twice (SGLang)",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="under write_through: copy a block when offered for the n-th time"
+        0, description="write_through copies a block when it is offered for the n-th time"
     )
     secondary_tiers: Annotated[list[SecondaryTierConfig], Field(max_length=2)] = Field(
         [], description="disks and stores behind host memory, the nearest first (memory.md)"
@@ -281,7 +281,7 @@ class EngineConfig(Config):
             "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
         ],
         _dtype,
-    ] = Field("auto", description="of the KV cache; auto: as dtype; short names as there")
+    ] = Field("auto", description="of the KV cache; auto: as dtype; short names as for dtype")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,

@@ -50,7 +50,8 @@ class MultimodalConfig(Config):
         "largest image (1,024 without a vision_config)",
     )
     encoder_cache_size: Count | None = Field(
-        None, description="tokens whose encoder outputs are kept; null: likewise"
+        None,
+        description="tokens of encoder outputs kept; null: as max_num_encoder_input_tokens",
     )
     disable_chunked_mm_input: bool = Field(
         False, description="no chunk of a prompt ends within an image that it begins"

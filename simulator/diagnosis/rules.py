@@ -139,7 +139,8 @@ def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:
     found = told_findings(gauges)
     shown = found[: SHOWN + bool(gauges.get("slo_met"))]
     shown += [one for one in found if one not in shown and one[0].startswith(BROKEN)]
-    return [f"- {text}{f' Knob: {knob}.' if knob else ''}" for text, knob in shown] or [NOTHING]
+    lines = [(f"- {text}", *([f"  Knob: {knob}."] if knob else [])) for text, knob in shown]
+    return [line for finding in lines for line in finding] or [NOTHING]
 
 
 def memory(run: AdvisedEvidence) -> Finding | None:
@@ -373,10 +374,9 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
     weighed = ", by weight" if (clients.weights != 1).any() else ""
     return Finding(
         found.share,
-        f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
-        f"gets {three_digits(found.service)} tokens and {best} "
-        f"{three_digits(found.best_service)} (answers count twice{weighed}), more than a fair "
-        "policy would give.",
+        f"Clients are served unequally: in {found.share:.0%} of the time that {worst} waits, "
+        f"{best} gets more than a fair policy would give: {three_digits(found.best_service)} "
+        f"tokens, {worst} {three_digits(found.service)} (answers count twice{weighed}).",
         "service_difference_max",
         better,
         {

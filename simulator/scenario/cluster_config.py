@@ -31,8 +31,8 @@ class GroupConfig(Config):
     )
     gpu: GpuConfig | None = Field(None, description="its own GPU")
     engine: EngineConfig | None = Field(None, description="keys that differ from the scenario's")
-    cost: dict[str, Any] | None = Field(None, description="null: or by the group's GPU")
-    host: HostConfig | None = Field(None, description="null: or by the engine")
+    cost: dict[str, Any] | None = Field(None, description="null: the scenario's, or by its GPU")
+    host: HostConfig | None = Field(None, description="null: the scenario's, or by the engine")
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
         description="kv_producer: computes prompts; kv_consumer: decodes",
@@ -45,7 +45,7 @@ class GroupConfig(Config):
         None, description="as `cluster.autoscaling`, of this group alone; null: that"
     )
     dollars_per_hour: NonNegativeFloat | None = Field(
-        None, description="price of a replica; null: its GPUs' list price"
+        None, description="$/h of a replica; null: its GPUs' list price"
     )
 
 
@@ -80,7 +80,7 @@ class ClusterConfig(Config):
         None, description="groups share GPUs, one awake at a time; null: each has its own"
     )
     admission: AdmissionConfig | None = Field(
-        None, description="limits on requests; null: everybody is let in"
+        None, description="limits on requests; null: no limit"
     )
     client: ClientConfig | None = Field(
         None, description="clients that give up and try again; null: they wait for ever"

@@ -70,7 +70,7 @@ class RolloutsConfig(Config):
 
     steps: Annotated[int, Field(ge=1, le=100_000)] = Field(10, description="steps to simulate")
     oversampling: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.0, description="share of groups begun beyond what a step ends with"
+        0.0, description="share of groups that a step begins but need not end"
     )
     partial: bool = Field(
         False,
@@ -101,17 +101,17 @@ class PlanConfig(Config):
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         96,
-        description="they double up to this number",
+        description="most runs, doubled up to this number",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of the interval that decides"
+        0.95, description="confidence of the interval that decides"
     )
     tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
     min_duration: PositiveFinite = Field(
         600.0, description="least s of load in each run that decides"
     )
     min_e2els: Annotated[float, Field(ge=0)] = Field(
-        20.0, description="and least multiple of the P99 E2EL"
+        20.0, description="least length of such a run in P99 E2ELs"
     )
     max_duration: PositiveFinite = Field(2400.0, description="s in the longest run")
 

@@ -123,12 +123,12 @@ class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
     name: FileName = Field(
-        "scenario", description="of the output folder; left out, the file's name"
+        "scenario", description="names the output folder; left out: the file's name"
     )
     description: str = Field("", description="a line for reports")
     model: Annotated[str | FineTune, _model] = Field(
         "llama-3-8b",
-        description="a shipped model, or the path of a config.json or its folder; of a fine-tune "
+        description="a shipped model, or the path of a config.json or its folder; a fine-tune: "
         "{like: either, name: what the server loads}",
     )
     gpu: GpuConfig = GpuConfig()
@@ -154,8 +154,7 @@ class Scenario(Config):
     goodput: GoodputConfig = GoodputConfig()
     slo: list[str] = Field(
         [],
-        description="as p99_ttft_ms<=1000 or goodput>=0.95, of `plan`, too; []: 99 % of "
-        "goodput, if that has bounds",
+        description="service levels, as p99_ttft_ms<=1000; []: 99 % of requests keep `goodput`",
     )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands ignore it"

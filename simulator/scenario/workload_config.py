@@ -32,11 +32,11 @@ class TraceConfig(Config):
     format: Literal[FORMATS] | None = Field(  # type: ignore[valid-type]
         None, description="a format of workloads.md; null: by how the file begins"
     )
-    start_s: NonNegativeFloat | None = Field(None, description="leave out requests before, s")
-    end_s: PositiveFloat | None = Field(None, description="leave out requests from then on, s")
-    skip: WholeNumber = Field(0, description="first requests to leave out")
-    limit: Count | None = Field(None, description="most requests")
-    rate_scale: PositiveFloat = Field(1.0, description="2: requests come twice as fast")
+    start_s: NonNegativeFloat | None = Field(None, description="s; earlier requests are left out")
+    end_s: PositiveFloat | None = Field(None, description="s; requests from then on are left out")
+    skip: WholeNumber = Field(0, description="requests to leave out at the start")
+    limit: Count | None = Field(None, description="requests to play, at most")
+    rate_scale: PositiveFloat = Field(1.0, description="factor of rates; 2: twice as fast")
     repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
         1, description="how often to play it, end to end, with the same prompts"
     )
@@ -53,7 +53,7 @@ class TraceConfig(Config):
         description="a later turn has its new tokens, or the whole prompt; null: delta",
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="for texts of custom and sharegpt"
+        None, description="characters of a token, for texts of custom and sharegpt"
     )
     encoding: str | None = Field(None, description="as cp1252; null: UTF-8, or by the file's mark")
     result: Count | None = Field(
@@ -76,7 +76,7 @@ class FrontendConfig(Config):
     per_request: Milliseconds = Field(
         0.0, description="ms by which each request delays the next ones"
     )
-    per_token: Milliseconds = Field(0.0, description="ms likewise for each token of its prompt")
+    per_token: Milliseconds = Field(0.0, description="ms of the same delay for each prompt token")
 
     def _open(self, raw: Any) -> Any:
         if not isinstance(raw, str):
