@@ -89,7 +89,12 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     for name in names:
         known.setdefault(plain_words(name), name)
     words = {*known}
-    found = {}
+    found = {
+        field: source(known.pop(word))
+        for mark, columns in NAMES["exports"].items()
+        for word, field in columns.items()
+        if {mark, word} <= words
+    }
     for field, spellings in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
         there = [(w + end, end[1:]) for w, end in product(spellings, ends) if w + end in known]
@@ -127,7 +132,7 @@ def lacks(fields: Iterable[str]) -> list[str]:
     return [field for field in NEEDED if field not in there]
 
 
-def check_needed(sources: Sources, place: str) -> None:
+def check_needed(sources: Iterable[str], place: str) -> None:
     """Raise HeadwayError unless it is told when each request came and how long it was."""
     if lacking := lacks(sources):
         names = ", ".join(FIELDS[field][0] for field in lacking)
@@ -139,7 +144,7 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     """Read `arrival=timestamp,prompt=prompt_tokens`, or a mapping that says the same.
 
     A time's unit is told by `:ms` behind its column, or by the column's name (`start_ms`).
-    HeadwayError for fields that there are not, and without lengths.
+    HeadwayError for fields that there are not.
     """
     if isinstance(given, str):
         pairs = [part.partition("=") for part in given.split(",") if part.strip()]
@@ -155,10 +160,7 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
             raise HeadwayError(f"{option}: {field}: not a field{near}; there are {TELLABLE}")
-    for field in ("prompt", "output"):
-        if field not in given:
-            raise HeadwayError(f"{option}: {field}: missing: which column has its tokens?")
-    if given["prompt"] == given["output"]:
+    if given.get("prompt", "prompt") == given.get("output", "output"):
         raise HeadwayError(f"{option}: prompt and output: are both {given['prompt']!r}")
     return {field: _source(field, name) for field, name in given.items()}
 

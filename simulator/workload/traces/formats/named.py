@@ -45,10 +45,10 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
         warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)
     if line[0] not in "{[" and not json_keys(path, header(line)):
-        found = sources or _by_names(header(line), f"{path}:{number}")
+        found = _by_names(header(line), f"{path}:{number}", sources)
         return read_csv(path, form, found, named=named)
     problems = Problems(path)
-    needed = sources["prompt"].names if sources else ()
+    needed = sources["prompt"].names if sources and "prompt" in sources else ()
     of_csv = line[0] not in "{["
     some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
     requests = _once(problems, list(some))
@@ -57,16 +57,21 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     for source in (sources or {}).values():
         if requests and not any(name in names for name in source.names):
             raise HeadwayError(f"{path}:1: {source.names[0]}: no request has it")
-    records = Records(problems, form, sources or _by_names(names, f"{path}:1"), named=named)
+    records = Records(problems, form, _by_names(names, f"{path}:1", sources), named=named)
     for place, row in requests:
         records.add(place, row)
     return records.table()
 
 
-def _by_names(names: Sequence[str], place: str) -> Sources:
-    """Find the columns by their names; HeadwayError where needed ones are not there."""
-    sources = without_length(find_fields(names), ())
-    check_needed(sources, place)
+def _by_names(names: Sequence[str], place: str, told: Sources | None) -> Sources:
+    """Find the columns by their names, or lengths alone beside what the user says of others.
+
+    HeadwayError where needed ones are not there.
+    """
+    sources: Sources = without_length(find_fields(names), ())
+    if told is not None:
+        sources = {f: sources[f] for f in ("prompt", "output") if f in sources} | dict(told)
+    check_needed(sources if told is None else {"arrival", *sources}, place)
     return sources
 
 
