@@ -5,10 +5,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
+from simulator.util.config import Config, Count, PositiveFloat
 from simulator.util.errors import FieldError, HeadwayError, MappingError
 from simulator.util.from_mapping import Field, as_plain, from_mapping
 from simulator.workload.generate import Generator
+from simulator.workload.select import Selection
 from simulator.workload.workload import FRONTENDS, Frontend
 
 TRACES = Path(__file__).parents[1] / "workload" / "traces"
@@ -25,23 +26,13 @@ FORMATS = tuple(re.findall(r"(?m)^(\w+):", (TRACES / "formats.yaml").read_text("
 Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class TraceConfig(Config):
+class TraceConfig(Selection):
     """A published trace, and the part of it to play."""
 
     path: str = Field(description="the file, plain or packed (gzip, bz2, xz, zip, zstd)")
     format: Literal[FORMATS] | None = Field(  # type: ignore[valid-type]
         None, description="a format of workloads.md; null: by how the file begins"
     )
-    start_s: NonNegativeFloat | None = Field(None, description="s; earlier requests are left out")
-    end_s: PositiveFloat | None = Field(None, description="s; requests from then on are left out")
-    skip: WholeNumber = Field(0, description="requests to leave out at the start")
-    limit: Count | None = Field(None, description="requests to play, at most")
-    rate_scale: PositiveFloat = Field(1.0, description="factor of rates; 2: twice as fast")
-    repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
-        1, description="how often to play it, end to end, with the same prompts"
-    )
-    max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
-    max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
     time_unit: Literal["s", "ms"] | None = Field(
         None, description="of timestamps; null: ms for mooncake, s for timed_trace"
     )
@@ -63,10 +54,6 @@ class TraceConfig(Config):
         None,
         description="agents side by side (dynamo, weka, agentic_mooncake); null: each at its time",
     )
-
-    def _check(self) -> None:
-        if self.end_s is not None and self.end_s <= (self.start_s or 0):
-            raise MappingError("end_s", f"must be more than start_s ({self.start_s or 0})")
 
 
 class FrontendConfig(Config):

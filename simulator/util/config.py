@@ -50,7 +50,7 @@ class Config:
                 own[name] = FieldInfo.of(kind, cls.__dict__.get(name, MISSING))
                 if name in cls.__dict__:
                     delattr(cls, name)
-        cls.model_fields = {**cls.model_fields, **own}
+        cls.model_fields = {**own, **{k: v for k, v in cls.model_fields.items() if k not in own}}
 
     def __init__(self, **values: Any) -> None:
         self._read(values)

@@ -6,14 +6,16 @@ since its prompt would hold an answer that nobody gave.
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
+from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
+from simulator.util.from_mapping import Field
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats, Ints, Workload
 
 
@@ -29,33 +31,28 @@ def session_starts(workload: Workload) -> Floats:
 SAME_PROMPTS = "repeat: prompts with contents come again, and a prefix cache finds them"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which part of a workload is taken; HeadwayError for impossible values.
+class Selection(Config):
+    """Which part of a workload is taken.
 
     Each time that a trace is repeated begins one mean gap after the last arrival. Its prompts stay
-    the same, for a prefix cache to find as in a real replay; the outputs are new.
+    the same, for a prefix cache to find as in a real replay; the outputs are new. A window takes
+    the turns of a session by when it begins; think times are the same at any rate.
     """
 
-    start_s: float | None = None  # of the trace, when or after which is kept; turns as their first
-    end_s: float | None = None  # before which is kept
-    skip: int = 0  # requests left out, the first ones
-    limit: int | None = None  # requests kept, the first ones of all repetitions
-    rate_scale: float = 1.0  # 2: requests arrive twice as fast; think times stay as they are
-    repeat: int = 1
-    max_input_len: int | None = None  # tokens; longer prompts are left out, with a warning
-    max_output_len: int | None = None  # likewise; nothing is shortened
+    start_s: NonNegativeFloat | None = Field(None, description="s; earlier requests are left out")
+    end_s: PositiveFloat | None = Field(None, description="s; requests from then on are left out")
+    skip: WholeNumber = Field(0, description="requests to leave out at the start")
+    limit: Count | None = Field(None, description="requests to play, at most")
+    rate_scale: PositiveFloat = Field(1.0, description="factor of rates; 2: twice as fast")
+    repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        1, description="how often to play it, end to end, with the same prompts"
+    )
+    max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
+    max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
 
-    def __post_init__(self) -> None:
-        wrong = []
-        for name in ("skip", "limit", "repeat", "max_input_len", "max_output_len"):
-            value, least = getattr(self, name), 0 if name == "skip" else 1
-            if value is not None and value < least:
-                wrong.append(f"{name}: {value} is not {least} or more")
-        if not 0 < self.rate_scale < inf:
-            wrong.append(f"rate_scale: {self.rate_scale} is not above 0")
-        if wrong:
-            raise HeadwayError(wrong)
+    def _check(self) -> None:
+        if self.end_s is not None and self.end_s <= (self.start_s or 0):
+            raise MappingError("end_s", f"must be more than start_s ({self.start_s or 0})")
 
     @property
     def window(self) -> tuple[float, float]:
@@ -67,7 +64,8 @@ class Selection:
 def select(workload: Workload, **part: Any) -> Workload:
     """Take the part of a workload that a `Selection` of these names says; it stays as it is.
 
-    The first arrival that is left is moved to 0. HeadwayError if nothing or too much is left.
+    The first arrival that is left is moved to 0. HeadwayError if nothing or too much is left,
+    MappingError for values that cannot be.
     """
     chosen, times = Selection(**part), session_starts(workload)
     low, high = chosen.window

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
 from simulator.workload.select import select
 from simulator.workload.workload import Workload
 
@@ -131,14 +131,9 @@ def test_repetition_keeps_prompts_and_names_answers_anew():
 
 def test_impossible_selections_are_refused_all_at_once():
     """Every option that cannot be is told; so is nothing left."""
-    with pytest.raises(HeadwayError) as caught:
+    with pytest.raises(MappingError) as caught:
         select(plain(0.0), skip=-1, limit=0, rate_scale=0.0, repeat=0)
-    assert caught.value.messages == [
-        "skip: -1 is not 0 or more",
-        "limit: 0 is not 1 or more",
-        "repeat: 0 is not 1 or more",
-        "rate_scale: 0.0 is not above 0",
-    ]
+    assert [key for (key,), _ in caught.value.faults] == ["skip", "limit", "rate_scale", "repeat"]
     with pytest.raises(HeadwayError, match="plain: no request is left"):
         select(plain(0.0), skip=1)
 
