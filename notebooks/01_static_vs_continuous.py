@@ -6,7 +6,7 @@
 # longest prompt and lets nobody on until the last answer is complete. *Continuous* batching
 # (iteration-level scheduling, Orca, OSDI 2022; the default of vLLM) decides anew at every step.
 #
-# What is that worth? The runs below have 600 requests with the lengths of Azure's conversation trace, on Llama-3-8B
+# How much is gained? The runs below have 600 requests with the lengths of Azure's conversation trace, on Llama-3-8B
 # and one A100, with 24 seats.
 
 # %%
@@ -61,9 +61,9 @@ draw_kv(runs)
 # %% [markdown]
 # ## When is the difference small?
 #
-# Static batching wastes what separates the longest answer of a batch from the others. With answers
-# of one length there is nothing to waste at the end, and the rest of the gap is padding of prompts,
-# and prompts that wait for a batch to end.
+# Static batching wastes what separates the longest answer of a batch from the others. Answers of one
+# length waste nothing at the end: the rest of the gap is padding of prompts, and prompts that wait
+# for a batch to end.
 
 # %%
 rows = []
@@ -108,5 +108,5 @@ pd.DataFrame(rows).T.rename_axis(["requests/s", "policy"]).round(2)
 # 2. Static batches are good enough for jobs offline whose answers have one length: embeddings,
 #    classification, answers cut at `max_tokens`.
 # 3. Do not size by GPU busy. Look at seats used, and at the queue.
-# 4. What it is worth for you: `headway compare demo --vary engine.scheduling_policy=static,fcfs --set
+# 4. Measure your own gain: `headway compare demo --vary engine.scheduling_policy=static,fcfs --set
 #    'workload={trace: {path: LOG}}'`.

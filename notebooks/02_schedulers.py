@@ -26,7 +26,7 @@ def simulate(label, *settings):
 # %% [markdown]
 # ## Policies side by side
 #
-# With 24 seats at 5 requests/s the server is just full, so the order of the queue matters. `sjf`,
+# The server is just full (24 seats, 5 requests/s), so the order of the queue matters. `sjf`,
 # `hrrn` and `srpt` know the true length here (`predictor: oracle`): the best case.
 
 # %%
@@ -108,8 +108,8 @@ pd.DataFrame(rows).T.sort_index(axis=1).round(1)
 #
 # 1. Stay with `fcfs` while the queue is short: where nobody waits, no order helps.
 # 2. One queue of users, and it is long: `hrrn` by prompt, its default, which needs no prediction. The
-#    median falls from 9.9 to 7.5 s here, for a P99 of 29 in place of 21 s. With true lengths
-#    (`by: hint`) the median is 5.9 s; with a rough prediction (sigma 1) it is 6.1 s, and the P99 45 s.
+#    median falls from 9.9 to 7.5 s here, for a P99 of 29 in place of 21 s. True lengths
+#    (`by: hint`) make the median 5.9 s; a rough prediction (sigma 1) makes it 6.1 s, and the P99 45 s.
 #    `sjf` gains more: its mean is 7.0 s by prompt, in place of 10.1 s. But its P99 is three to five
 #    times as long as that of `fcfs`: only with `ageing`, or where nobody minds.
 # 3. Take `fair` if one of several clients asks for too much. The three others wait a third less, and the

@@ -46,8 +46,8 @@ for panel, name in zip(panels, SHOWN, strict=False):
 panels[1].set_yscale("log")
 
 # %% [markdown]
-# Sixteen and 24 seats are too few: the queue grows as long as requests come. With 32 everybody is
-# served, and some wait for seconds; from 64 on nothing changes, since never more than 57 requests are
+# Sixteen and 24 seats are too few: the queue grows as long as requests come. 32 seats serve
+# everybody, and some wait for seconds; from 64 on nothing changes, since never more than 57 requests are
 # there at once. **Seats above what the load fills cost nothing.**
 #
 # ## When memory is short
@@ -67,7 +67,7 @@ short[[*SHOWN, "kv_cache_usage_mean"]].round(2)
 #
 # ## What a preemption costs
 #
-# With half of that memory again. A preempted request can be computed anew, or its blocks are copied
+# The runs have half of that memory again. A preempted request can be computed anew, or its blocks are copied
 # to the host and back (`preemption_mode: swap`), or fewer are admitted (`watermark` keeps a share of
 # the blocks free).
 

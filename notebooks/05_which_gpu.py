@@ -44,8 +44,8 @@ COLUMNS = ["gpu.name", "at", "p99_ttft_ms", "p99_tpot_ms", "dollars_per_hour"]
 alone[[*COLUMNS, "dollars_per_million_output_tokens"]].round(2)
 
 # %% [markdown]
-# An L4 keeps the bounds at no rate: the longest prompts alone take it more than a second. Of the
-# others the dearest is the cheapest by the token: an H100 costs twice an A100 and serves three times the
+# An L4 keeps the bounds at no rate: the longest prompts alone take it more than a second. The
+# dearest of the others is the cheapest by the token: an H100 costs twice an A100 and serves three times the
 # load.
 #
 # ## What the fleet for our load costs
@@ -61,14 +61,14 @@ fleet[["gpu.name", "at", "p99_ttft_ms", "p99_tpot_ms", "dollars_per_hour"]].roun
 
 # %% [markdown]
 # `at` is the number of GPUs. Six L40S are the cheapest here, though a token on a full H100 costs a
-# quarter less: two H100s serve 27 requests a second, and the load is 20. With four runs at most, as here, a
-# number that is a near thing (four A100s) is not trusted; a longer plan decides it.
+# quarter less: two H100s serve 27 requests a second, and the load is 20. The plan makes four runs at most
+# here, so it does not trust a close number (four A100s); a longer plan decides it.
 #
 # ## What to do
 #
 # 1. Ask for a fleet for your load, not for a GPU: prices by the token are true where GPUs are full.
 # 2. Write the service levels down first. They, not the price, take the L4 out.
 # 3. Small load: the cheapest GPU that keeps the bounds. Large load: the one with the cheapest token, here
-#    H100s. Where that changes is worth a plan at twice your load.
+#    H100s. Plan twice your load, too: the choice may change there.
 # 4. `headway plan my.yaml --buy` asks all of this at once, of every GPU with a price, with precisions and
 #    tensor parallelism, and says what would change the answer (`docs/planning.md`).

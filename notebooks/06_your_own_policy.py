@@ -106,6 +106,6 @@ for each in runs:
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# With a minute of patience the median chat waits 0.7 s and not 5.7, and the slowest batch jobs wait
+# A minute of patience lets the median chat wait 0.7 s and not 5.7, and the slowest batch jobs wait
 # nearly three times as long. The tokens per second hardly change: an order of the queue only decides
 # which request waits.

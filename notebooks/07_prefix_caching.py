@@ -2,7 +2,7 @@
 # # Is prefix caching worth it?
 #
 # Prompts that begin alike (a system prompt, a document, the conversation so far) need not be computed
-# twice: vLLM keeps the blocks of the KV cache and finds them again by a hash. What is that worth, and
+# twice: vLLM keeps the blocks of the KV cache and finds them again by a hash. How much does this save, and
 # when does it stop working? It depends on three things: how much is shared, how many different
 # prefixes there are, and how much memory is left to keep them.
 
@@ -81,8 +81,8 @@ pd.DataFrame({name: simulate(ALONE, slow, *more) for name, more in ways.items()}
 #
 # 1. Leave it on, as vLLM does: where nothing is shared it costs nothing, and where prompts share most of
 #    their tokens it decides whether the GPU serves the load.
-# 2. Look at the hit rate. It is 76 % with 50 prefixes, which fit into 6,000 blocks (96,000 tokens). With
-#    four times as many the mean TTFT is 26 times as long, with eight times the queue is back.
+# 2. Look at the hit rate. It is 76 % with 50 prefixes, which fit into 6,000 blocks (96,000 tokens). Four
+#    times as many make the mean TTFT 26 times as long; eight times as many bring the queue back.
 # 3. When it falls, buy memory for the cache before compute: twice the blocks keep twice the prefixes.
 #    `kv_cache_dtype: fp8` doubles them, host memory (`kv_offloading_size`) adds to them, and
 #    over several replicas the router `prefix_aware` keeps each prefix in one place.

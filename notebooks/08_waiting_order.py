@@ -140,7 +140,7 @@ table(ratios("mean_e2el_s"))
 
 # %% [markdown]
 # **Shortest prompt first** lowers the mean wherever there is a queue: to 0.4 of it on code at all
-# loads, to 0.2 on Mooncake beyond saturation. Beyond saturation it multiplies the P99 by five on Azure's
+# loads, to 0.2 on Mooncake beyond saturation, where it multiplies the P99 by five on Azure's
 # conversations. **Least left to compute**, with its limit of 10 s, is the milder of the two: a third off
 # on code, nothing lost in the P99. But once everybody waits for more than 10 s everybody has reached the
 # limit, and it is first come, first served. **Most cached first** does nothing where prompts share
@@ -195,9 +195,9 @@ panel.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Shortest first is paid for by long prompts. Beyond saturation the longest tenth of Azure's conversations
+# Long prompts pay for shortest first. The longest tenth of Azure's conversations beyond saturation
 # waits five times as long as under fcfs; on Mooncake somebody waits for 14 minutes. On code the longest
-# tenth waits twice as long. With the limit of 10 s the worst group is at 1.0 to 1.5 times. Most cached first starves the cold: with an ample cache, at load 1.1, a fifth of the requests
+# tenth waits twice as long. The limit of 10 s keeps the worst group at 1.0 to 1.5 times. Most cached first starves the cold: with an ample cache, at load 1.1, a fifth of the requests
 # gets its first token more than 10 s later than under fcfs.
 #
 # ## The victims
@@ -252,7 +252,7 @@ plt.show()
 to_fcfs.round(2)
 
 # %% [markdown]
-# Ten ratios and their geometric mean, as above. What a limit does depends on how long the queue is. The
+# Ten ratios and their geometric mean, as above. The effect of a limit depends on how long the queue is. The
 # seconds of each seed (columns) show it:
 
 # %%
@@ -269,7 +269,7 @@ limits["P99"].unstack("seed").round(1)
 #
 # ## What follows, and what does not
 #
-# - Without a queue no order matters. At load 0.7 only bursts queue. There the mean TTFT changes by 4 % on
+# - No order matters without a queue. At load 0.7 only bursts queue. There the mean TTFT changes by 4 % on
 #   Azure's conversations and with long answers, by a tenth on bursty traffic, and by more where prompts
 #   differ much in length: shortest first has 0.41 of it on code, 0.69 on Mooncake.
 # - If what counts is the mean TTFT, and short prompts are most of the traffic, least-left-to-compute with

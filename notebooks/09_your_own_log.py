@@ -1,10 +1,10 @@
 # %% [markdown]
 # # From your server's own log to a calibrated profile
 #
-# A cost model knows what kernels take. What your server adds to them shows in its log: when requests
+# A cost model knows what kernels take. Your server's additions to them show in its log: when requests
 # came, how long they were, and when their first and last tokens went out. This notebook makes such a
 # log of a server whose overheads are known, fits them from the log alone, and looks at how wide the
-# intervals are. With a log of your own begin at *The fit*: a row for each request, as CSV, or what
+# intervals are. If you have a log, begin at *The fit*: a row for each request, as CSV, or what
 # `vllm bench serve`, guidellm or AIPerf wrote.
 #
 # The log is simulated, so that the truth is known: each step takes 2 ms more than the cost model says,

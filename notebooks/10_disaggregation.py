@@ -3,8 +3,8 @@
 #
 # In one engine a prompt and the answers beside it share steps: while a long prompt is computed,
 # everybody's next token waits. Disaggregation gives prompts GPUs of their own, which hand their KV
-# caches over to GPUs that decode (DistServe, OSDI 2024; Mooncake, FAST 2025; vLLM's `kv_role`). What
-# is that worth, on how many GPUs for each, and over which network?
+# caches over to GPUs that decode (DistServe, OSDI 2024; Mooncake, FAST 2025; vLLM's `kv_role`). How
+# much does that gain, on how many GPUs for each, and over which network?
 
 # %%
 # %matplotlib inline
@@ -69,7 +69,7 @@ label = panels[0].set_ylabel("SLO attainment, %")
 # %% [markdown]
 # ## The network
 #
-# Every KV cache has to be moved: 128 KiB for each token of this model. With three GPUs for prompts:
+# Every KV cache has to be moved: 128 KiB for each token of this model. Three GPUs compute prompts here:
 
 # %%
 rows = {
@@ -85,7 +85,7 @@ pd.DataFrame(rows).T.round(1)
 #    itself as the load changes.
 # 2. Go apart for the promise of even tokens beside long prompts. P99 ITL falls from 54 to 20 ms here, and
 #    ten in a hundred requests more keep the promise, for hardly more TTFT.
-# 3. But only with the right split. Of long prompts it is three to one, of long answers one to three.
+# 3. But only with the right split. Long prompts need three to one, long answers one to three.
 #    Two and two keep the promise for 92 and 76 %; the reverse split does for 2 and 8 %. If your traffic changes over the day, so must the split.
 # 4. The network must carry the prompts' KV caches: 36 prompts a second, of 2,400 tokens on average, are 11 GB/s, or 4 GB/s from
 #    each of the three GPUs. At 1 GB/s all wait for the network; 5 are enough, and more gain little.

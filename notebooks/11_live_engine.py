@@ -7,7 +7,7 @@
 # what was measured, fits the cost of a step from the requests alone, and predicts the loads that the fit
 # has not seen, request by request.
 #
-# With vLLM in this Python, the last cell runs a scenario on it, live.
+# The last cell runs a scenario on vLLM, live, if this Python has it.
 
 # %%
 # %matplotlib inline

@@ -2,7 +2,7 @@
 
 python notebooks/build.py [--check] [NN ...]
 
-With --check nothing is written: exit code 1 where a notebook's text is not what it says today. Cells
+--check writes nothing: exit code 1 where a notebook's text is not what it says today. Cells
 with the tag `fitted` are left out: a search over a rough loss ends elsewhere on another processor.
 """
 
