@@ -96,7 +96,8 @@ class MultimodalDraws:
             owners = np.repeat(np.arange(count), many)
             if pool is None:
                 sizes = self._sizes(spec, u)
-                names: list[Any] = [*zip((owners + first).tolist(), _places(many), strict=True)]
+                places = chain.from_iterable(map(range, many.tolist()))
+                names: list[Any] = [*zip((owners + first).tolist(), places, strict=True)]
             else:
                 weights = np.arange(1.0, len(pool) + 1) ** -spec.zipf
                 chosen = weighted_choice(weights, u)
@@ -105,11 +106,6 @@ class MultimodalDraws:
                 parts[owner] += ((Media(name, key), size),)
         totals = [sum(size for _, size in one) for one in parts]
         return parts, np.array(totals, np.int64)
-
-
-def _places(many: Ints) -> list[int]:
-    """Number the items of each request from 0 on."""
-    return [*chain.from_iterable(map(range, many.tolist()))]
 
 
 def insert(workload: Workload, media: list[Segments], more: Ints) -> None:

@@ -245,27 +245,23 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
         size = play.get("block_size", 0)
         blocks = sizes.setdefault(repr(size), HashBlocks(1))
         blocks.hear(row, size, "block_size")
-        local = play.get("hash_id_scope", "local") != "global"
-        scope = f"{number}/" if local else f"{size}/"
-        _Plays(found, row, blocks, scope, relative).add(play, ("play", number), 0.0)
+        _add_play(found, row, number, blocks, relative=relative)
     found.settle()
     found.infer_waits()
     return found.linked(lanes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plays:
-    """Adds the requests of a play, and those of its subagents."""
+def _add_play(
+    found: Recording, row: Row, number: int, blocks: HashBlocks, *, relative: bool
+) -> None:
+    """Add the requests of a play, and those of its subagents.
 
-    found: Recording
-    row: Row
-    blocks: HashBlocks
-    scope: str  # of the ids of its blocks
-    relative: bool  # times of a subagent count from its start
+    `relative`: the times of a subagent count from its own start.
+    """
+    local = row.values.get("hash_id_scope", "local") != "global"
+    scope = f"{number}/" if local else f"{blocks.size}/"
 
-    def add(self, play: Mapping[str, Any], session: Hashable, begun: float) -> None:
-        """Add a play or a subagent that began at a time, s."""
-        found, row = self.found, self.row
+    def add(play: Mapping[str, Any], session: Hashable, begun: float) -> None:
         found.records.meet(list(play))
         if not isinstance(play.get("requests"), list):
             row.add_problem("requests", "missing, or not a list")
@@ -278,7 +274,7 @@ class _Plays:
             start = one.get("t")
             if one.get("type") != "subagent":
                 ids = row.ids(one.get("hash_ids"), f"{name}hash_ids")
-                call = Call(row.line, session, self.blocks, ids, f"{name}hash_ids", self.scope)
+                call = Call(row.line, session, blocks, ids, f"{name}hash_ids", scope)
                 timed = {"t": begun + start} if isinstance(start, int | float) else {}
                 found.add(call, one | timed | ({} if one.get("out") else NO_ANSWER), name)
             elif not isinstance(start, int | float):
@@ -288,7 +284,9 @@ class _Plays:
                 found.parents[child] = session
                 if one.get("status") == "async_launched":
                     found.background.add(child)
-                self.add(one, child, begun + start if self.relative else 0.0)
+                add(one, child, begun + start if relative else 0.0)
+
+    add(row.values, ("play", number), 0.0)
 
 
 def is_dynamo(head: Head) -> bool:
