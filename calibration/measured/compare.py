@@ -68,6 +68,14 @@ def measured_gauges(path: Path) -> Gauges | None:
     return Gauges(np.array([float(row[time]) for row in rows]), columns)
 
 
+def mean_of(gauges: Gauges, name: str) -> float:
+    """Return the mean of a gauge over time."""
+    widths = np.diff(gauges.time)
+    total = float(widths.sum())
+    values = gauges.columns[name][:-1]
+    return float((values * widths).sum()) / total if total > 0 else 0.0
+
+
 def predicted_gauges(result: Result) -> Gauges:
     """Return the simulation's gauges, a value for each logged row of steps."""
     log = result.logs[0]
@@ -255,7 +263,7 @@ def compare_gauges(
         predicted = predicted_gauges(result)
     outcome.gauges = predicted, measured
     outcome.rows += [
-        MetricComparison(f"mean_{name}", predicted.mean(name), mean)
+        MetricComparison(f"mean_{name}", mean_of(predicted, name), mean)
         for name in measured.columns
-        if (mean := measured.mean(name)) >= MIN_GAUGE_MEAN
+        if (mean := mean_of(measured, name)) >= MIN_GAUGE_MEAN
     ]

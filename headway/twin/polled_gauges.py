@@ -26,13 +26,6 @@ class Gauges:
         }
         return Gauges(times, columns)
 
-    def mean(self, name: str) -> float:
-        """Return the mean of a gauge over time."""
-        widths = np.diff(self.time)
-        total = float(widths.sum())
-        values = self.columns[name][:-1]
-        return float((values * widths).sum()) / total if total > 0 else 0.0
-
 
 def polled_gauges(log: Log, times: Floats) -> Gauges:
     """Return what polls of vLLM's /metrics at these times, s, would have seen of an engine.

@@ -187,7 +187,9 @@ def test_the_smaller_addresses(tmp_path: Any) -> None:
 def test_words_cannot_be_read_back_from_their_tokens() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         body = {"prompt": "one two", "return_token_strs": True}
-        told = await (await client.post("/tokenize", json=body)).json()
+        found = await client.post("/tokenize", json=body)
+        assert found.headers["X-Headway-Estimated"] == "prompt_tokens"
+        told = await found.json()
         assert told["token_strs"] == ["one", "two"]
         response = await client.post("/detokenize", json={"tokens": told["tokens"]})
         assert response.status == 501

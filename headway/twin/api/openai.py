@@ -71,9 +71,11 @@ class Wanted:
         self.hint = output_tokens(more, "predicted_output_tokens")
         self.length = output_tokens(more, "output_tokens")  # None: as the workload says
         self.request_id = asked.request_id or ""  # "": a serial number
-        # No chat template says what the model would see, or images count by a law.
-        chat = isinstance(asked, ChatBody)
-        self.estimated = chat and (counter.template is None or bool(prompts[0].items))
+        # No tokenizer or template says what the model would see, or images count by a law.
+        is_chat, is_text = isinstance(asked, ChatBody), prompts[0].text is not None
+        words = type(counter) is TokenCounter and (is_chat or is_text)
+        by_law = is_chat and (counter.template is None or bool(prompts[0].items))
+        self.estimated = words or by_law
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -304,10 +306,9 @@ def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
         if count is None or isinstance(count, bool):
             continue
         refuse({"logprobs": count < -1}, key=key, value=count)
-        if (value := vocab_size if count == -1 else count) > MOST_LOGPROBS:
-            name = "prompt_logprobs" if kind == "prompt" else "logprobs"
-            told = {"key": name, "kind": kind, "value": value}
-            raise BadRequestError.of("many logprobs", most=MOST_LOGPROBS, **told)
+        value, name = vocab_size if count == -1 else count, key.removeprefix("top_")
+        told = {"key": name, "kind": kind, "value": value, "most": MOST_LOGPROBS}
+        refuse({"many logprobs": value > MOST_LOGPROBS}, **told)
 
 
 def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt]:
