@@ -100,7 +100,7 @@ def _requests(budget: MemoryBudget) -> list[str]:
         for tokens in _lengths(longest)
     ]
     lines += ["", f"contiguous: each request reserves max_model_len = {longest:,}"]
-    if not budget.sizes.disable_hybrid_kv_cache_manager and model.keeps_window:
+    if budget.sizes.has_windows(model):
         windowed = budget.model.cached_layers.get("sliding_attention", 0)
         lines.append(
             f"paged: {windowed} of {sum(model.cached_layers.values())} layers keep "

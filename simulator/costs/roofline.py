@@ -166,7 +166,7 @@ def roofline(
     dense += layers * small_kernels(model, gpu, tokens, gpus)
     if gpus > 1:
         dense += 2 * layers * all_reduce(gpu, gpus, tokens * model.hidden_size * HALF)
-    cached = model.kv_bytes_per_token(kv_cache_dtype) * model.kv_share(gpus)
+    cached = model.kv_bytes_per_token(kv_cache_dtype, gpus)
     reached = gpu.bf16_flops * efficiency.attention
     read = cached / (gpu.bandwidth * efficiency.cache)
     pair = model.attention_flops_per_pair / gpus / reached

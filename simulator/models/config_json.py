@@ -85,7 +85,8 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     spec = _spec(name, raw)
     vision = read_vision(whole, spec.hidden_size)
     towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
-    unread = [key for key in towers if key != "vision_config" or vision is None]
+    read = () if vision is None else TOWERS[: 1 + vision.is_whole]
+    unread = [key for key in towers if key not in read]
     if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
         unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
     return replace(spec, vision=vision, unread=", ".join(unread))

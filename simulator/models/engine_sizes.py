@@ -22,6 +22,12 @@ LONGER = {
     "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
 }
 """Variables without which engines do not start with requests beyond a model's positions."""
+OVERLAP_SINCE: Release = (0, 26, 0)
+"""From here on a window's tables count the tokens of all steps that overlap (max_in_flight_tokens,
+pull request 47728)."""
+CHUNKS_SINCE: Release = (0, 14, 0)
+"""From here on layers with chunks have tables of their own, but beside EAGLE
+(VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE)."""
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
@@ -59,6 +65,19 @@ class EngineSizes(EngineConfig):
         return term_of(name, self.fraction_of, self.release)
 
     @property
+    def in_flight(self) -> int:
+        """Tokens at most that are being computed, in all steps that overlap."""
+        overlaps = self.fraction_of == "all" and self.release >= OVERLAP_SINCE
+        steps = self.pipeline_parallel_size + self.async_scheduling if overlaps else 1
+        return steps * self.max_num_batched_tokens
+
+    def has_windows(self, model: ModelSpec) -> bool:
+        """Whether layers with a window, or chunks, keep no more than that."""
+        eagle = self.draft_method in ("eagle", "eagle3", "mtp")
+        chunks = model.chunked and self.release >= CHUNKS_SINCE and not eagle
+        return not self.disable_hybrid_kv_cache_manager and (chunks or model.keeps_window)
+
+    @property
     def takes_images(self) -> bool:
         """Whether encoders are loaded."""
         return self.multimodal_config is None or self.multimodal_config.takes_any
@@ -92,5 +111,5 @@ class EngineSizes(EngineConfig):
             layers = self.draft.num_hidden_layers if self.draft else 1
             return float(layers * (self.draft_method in ("eagle", "eagle3", "mtp")))
         gpus, kind, cache = self.tensor_parallel_size, max(model.cached_layers), self.cache(model)
-        own = self.draft.kv_bytes_per_token(cache) * self.draft.kv_share(gpus)
-        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus))
+        own = self.draft.kv_bytes_per_token(cache, gpus)
+        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus, kind))

@@ -164,12 +164,14 @@ class MemoryBudget(NamedTuple):
         """KV blocks of `block_size` tokens, the null block included.
 
         Where the engine has longer blocks or keeps states in some of them (Gemma 4, Qwen3-Next),
-        as many as hold the same number of the longest requests.
+        as many as hold the same number of the longest requests. Chunks keep all tokens in a run.
         """
+        if self.model.chunked:
+            return self.logged_blocks // sum(one.number for one in self.layout.tables)
         if self.layout.even or self.caches_states:
             return self.logged_blocks
-        window, chunk = self.model.sliding_window, self.sizes.max_num_batched_tokens
-        groups = LayerGroups(*model_groups(self.model), window, chunk)
+        window = self.model.sliding_window
+        groups = LayerGroups(*model_groups(self.model), window, self.sizes.in_flight)
         most = groups.max_blocks(self.max_model_len, self.sizes.block_size)
         return int(self.max_concurrency * most) + 1
 
@@ -190,7 +192,7 @@ class MemoryBudget(NamedTuple):
 
     def needed(self, tokens: int) -> int:
         """Blocks of the pool that a request of so many tokens needs."""
-        return self.layout.needed(tokens, self.sizes.max_num_batched_tokens)
+        return self.layout.needed(tokens, self.sizes.in_flight)
 
     @property
     def tokens(self) -> int:
@@ -254,8 +256,8 @@ class MemoryBudget(NamedTuple):
 
 def kv_block_bytes(model: ModelSpec, engine: EngineConfig) -> float:
     """Bytes of a KV block on each GPU, all layers together."""
-    share = model.kv_share(engine.tensor_parallel_size)
-    return engine.block_size * model.kv_bytes_per_token(engine.cache_dtype) * share
+    gpus = engine.tensor_parallel_size
+    return engine.block_size * model.kv_bytes_per_token(engine.cache_dtype, gpus)
 
 
 def activation_bytes(model: ModelSpec, sizes: EngineSizes) -> int:
@@ -322,7 +324,8 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     peak, outputs = _encoder_bytes(model, sizes)
     left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
     graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
-    drafting = sizes.more_layers(model) * model.layer_bytes(max(model.cached_layers), cache)
+    gpus, kind = sizes.tensor_parallel_size, max(model.cached_layers)
+    each = model.layer_bytes(kind, cache) * model.kv_share(gpus, kind)
     budget = MemoryBudget(
         model=model,
         gpu=gpu,
@@ -333,8 +336,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
         graphs=graph * model.num_hidden_layers,
-        kv_bytes_per_token=(model.kv_bytes_per_token(cache) + drafting)
-        * model.kv_share(sizes.tensor_parallel_size),
+        kv_bytes_per_token=model.kv_bytes_per_token(cache, gpus) + sizes.more_layers(model) * each,
         layout=kv_layout(model, sizes),
         tower=int(parts.tower),
         drafts=int(parts.drafts),

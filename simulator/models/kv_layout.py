@@ -3,7 +3,7 @@
 As vLLM's kv_cache_utils.py (0.11 to 0.24) and kv_cache_planning.py (0.33) do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, lcm
 from typing import NamedTuple
 
@@ -45,18 +45,20 @@ class Tables(NamedTuple):
     number: int
     block_size: int  # tokens; 0: a block is a state
     window: int = 0  # tokens; 0: all are kept
-    blocks: int = 0  # of each table, where they are states
+    blocks: int = 0  # of each table, where they are states, or beside a window that begins in one
 
     def needed(self, tokens: int, chunk: int) -> int:
-        """Blocks of a request of so many tokens, of which a step computes `chunk` at most.
+        """Blocks of a request of so many tokens, of which `chunk` at most are being computed.
 
-        As FullAttentionSpec, SlidingWindowSpec and MambaSpec say in `max_memory_usage_bytes`.
+        As FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec and MambaSpec say in
+        `max_memory_usage_bytes`.
         """
         if not self.block_size:
             return self.number * self.blocks
         if not self.window:
             return self.number * ceil(tokens / self.block_size)
-        return self.number * (ceil(min(self.window - 1 + chunk, tokens) / self.block_size) + 1)
+        kept = ceil(min(self.window - 1 + chunk, tokens) / self.block_size)
+        return self.number * (kept + self.blocks)
 
 
 class KvLayout(NamedTuple):
@@ -106,16 +108,19 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     gpus, block_size, dtype = sizes.tensor_parallel_size, sizes.block_size, sizes.cache(model)
     more_layers, drafts = sizes.more_layers(model), sizes.speculative_config
     ahead = drafts.lookahead if drafts else 0
+    bytes_of = {
+        kind: model.kv_share(gpus, kind) * model.layer_bytes(kind, dtype)
+        for kind in model.cached_layers
+    }
     if sizes.fraction_of == "static":
-        return _pooled(model, sizes, dtype, more_layers)
-    share = model.kv_share(gpus)
-    bytes_of = {kind: share * model.layer_bytes(kind, dtype) for kind in model.cached_layers}
+        return _pooled(model, sizes, bytes_of, more_layers)
     counts = dict(model.cached_layers)
     most = FULL if FULL in counts else WINDOW
     total = sum(counts[kind] * size for kind, size in bytes_of.items())
     total += more_layers * bytes_of[most]
     counts[most] += ceil(more_layers)
-    windowed = not sizes.disable_hybrid_kv_cache_manager and model.keeps_window and WINDOW in counts
+    windowed = sizes.has_windows(model) and WINDOW in counts
+    kept = (model.sliding_window + model.chunked, int(not model.chunked)) if windowed else (0, 0)
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.
@@ -128,15 +133,14 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
         others = Tables(ceil(model.state_layers / held), 0, 0, states)
         return KvLayout(long * bytes_of[most] * held, (own, others), even=False)
     if not windowed or len(counts) == 1:
-        window = model.sliding_window if windowed else 0
-        return KvLayout(block_size * total, (Tables(1, block_size, window),))
+        return KvLayout(block_size * total, (Tables(1, block_size, *kept),))
     page = block_size * max(bytes_of.values())
     held = group_size(list(counts.values()))
     tables = tuple(
         Tables(
             ceil(counts[kind] / held),
             int(page / bytes_of[kind]),
-            model.sliding_window if kind == WINDOW else 0,
+            *(kept if kind == WINDOW else ()),
         )
         for kind in counts
     )
@@ -144,7 +148,9 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     return KvLayout(page * held, tables, even)
 
 
-def _pooled(model: ModelSpec, sizes: EngineSizes, dtype: str, more_layers: float) -> KvLayout:
+def _pooled(
+    model: ModelSpec, sizes: EngineSizes, bytes_of: Mapping[str, float], more_layers: float
+) -> KvLayout:
     """Cut the cache as SGLang does: a pool of tokens, and others of windows and of states.
 
     As set_num_token_hybrid and handle_max_mamba_cache (0.5); windows have a pool in the models of
@@ -152,10 +158,8 @@ def _pooled(model: ModelSpec, sizes: EngineSizes, dtype: str, more_layers: float
     """
     apart = model.expert_bias or model.chunked or model.full_head_dim
     each = {FULL: 1.0, WINDOW: WINDOW_POOL if apart else 1.0}
-    bytes_of = {kind: model.layer_bytes(kind, dtype) for kind in model.cached_layers}
     total = sum(each[kind] * n * bytes_of[kind] for kind, n in model.cached_layers.items())
     total += more_layers * max(bytes_of.values())
     if model.linear is not None:
         total *= 1 + STATE_POOL
-    page_bytes = sizes.block_size * total * model.kv_share(sizes.tensor_parallel_size)
-    return KvLayout(page_bytes, (Tables(1, sizes.block_size),))
+    return KvLayout(sizes.block_size * total, (Tables(1, sizes.block_size),))

@@ -27,6 +27,7 @@ VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGL
 FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
 TRITON = ((0, 11, 0), (0, 13, 0))  # on Hopper, from and before (pull request 29708)
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
+ONCE_SINCE = (0, 32, 0)  # but in Qwen3's families (mrope_positions_factor; 0.30 has it not)
 FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
 """Parts of one tensor each: queries, keys and values; gate and up."""
 CHUNKED, CHUNK = 10 << 20, 2 << 20
@@ -74,9 +75,11 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
         one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
     }
     embedding, head = outer.pop("embed_tokens"), outer.pop("lm_head", 0.0)
-    rest = sum(outer.values()) + _angles(model)
-    vision = HALF * model.vision.parameters / gpus if model.vision and sizes.takes_images else 0.0
-    return Loaded(layers, embedding, head, rest, vision, _drafting(model, gpu, sizes))
+    rest = sum(outer.values()) + _angles(model, sizes)
+    tower, vision = 0.0, model.vision
+    if vision is not None and sizes.takes_images:
+        tower = HALF * (vision.parameters + vision.beside) / (1 if vision.is_whole else gpus)
+    return Loaded(layers, embedding, head, rest, tower, _drafting(model, gpu, sizes))
 
 
 def _whole(table: Module, gpus: int) -> Module:
@@ -182,7 +185,7 @@ def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
     return (256, 256) if blackwell or gpu.is_amd else (256, 128)
 
 
-def _angles(model: ModelSpec) -> float:
+def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
     """Bytes of the tables of rotary embeddings, one for each kind of layer that has its own.
 
     Linear scaling lengthens that of layers with full attention (LinearScalingRotaryEmbedding).
@@ -197,7 +200,10 @@ def _angles(model: ModelSpec) -> float:
         (turned or model.head_size(kind)) * (longer if kind == FULL else 1.0)
         for kind in (model.cached_layers if own else [FULL])
     )
-    times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
+    once = sizes.fraction_of == "all" and sizes.release >= ONCE_SINCE
+    once = once and model.family.startswith("qwen3")
+    has_sections = model.vision is not None and model.vision.has_sections
+    times = SECTIONS if has_sections and not once else 1
     return HALF * times * model.max_position_embeddings * numbers
 
 

@@ -291,16 +291,19 @@ class ModelSpec:
         own = self.layer_kinds[: self.num_hidden_layers - self.kv_shared_layers]
         return {kind: own.count(kind) for kind in ATTENTION if kind in own}
 
-    def kv_bytes_per_token(self, dtype: str = "auto") -> float:
-        """Bytes that the keys and values of one token take in the cache, all layers together."""
-        return sum(n * self.layer_bytes(kind, dtype) for kind, n in self.cached_layers.items())
+    def kv_bytes_per_token(self, dtype: str = "auto", gpus: int = 1) -> float:
+        """Bytes that the keys and values of one token take on each GPU, all layers together."""
+        return sum(
+            n * self.layer_bytes(kind, dtype) * self.kv_share(gpus, kind)
+            for kind, n in self.cached_layers.items()
+        )
 
-    def kv_share(self, tensor_parallel_size: int) -> float:
-        """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
+    def kv_share(self, tensor_parallel_size: int, kind: str = WINDOW) -> float:
+        """Share of a layer's KV cache that each GPU holds; heads fewer than GPUs are copied."""
         if self.latent is not None:
             return 1.0
-        held = max(1, self.num_key_value_heads // tensor_parallel_size)
-        return held / self.num_key_value_heads
+        heads = self.kv_heads(kind)
+        return max(1, heads // tensor_parallel_size) / heads
 
     def check_parallel(self, tensor_parallel_size: int) -> None:
         """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
@@ -353,10 +356,7 @@ class ModelSpec:
 
     @property
     def keeps_window(self) -> bool:
-        """Whether vLLM's hybrid KV cache manager gives back what has left the window.
-
-        It does not for chunks (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, false).
-        """
+        """Whether a run gives back what has left the window; it does not for chunks."""
         return self.sliding_window > 0 and not self.chunked
 
     def expected_experts(self, tokens: int) -> float:

@@ -13,6 +13,9 @@ from simulator.models.config_keys import MOST
 
 TEXT_ALONE = "engine.multimodal_config={limit_mm_per_prompt: {image: 0, audio: 0, video: 0}}"
 """What sets that nothing but text may come, so that no encoder is loaded."""
+POSITIONS = 10240  # a side, in Gemma 4's table of positions (position_embedding_size)
+CONFORMER = 24
+"""Squares of the hidden size in a layer: 16 of MLPs, 5 of attention, 3 around the convolution."""
 QWEN_TOKENS = 16384
 """Of an image at most, by `max_pixels` of Qwen2-VL's and Qwen2.5-VL's preprocessor_config.json."""
 
@@ -32,6 +35,8 @@ class VisionEncoder(NamedTuple):
     full_layers: int  # without a window
     most_tokens: int  # of an image
     projectors: int = 1  # and those of inner layers (DeepStack)
+    is_whole: bool = False  # on each GPU of a group (Gemma 4's)
+    beside: int = 0  # weights of an audio encoder, a table of positions, a wider MLP between
 
     @property
     def layer_parameters(self) -> int:
@@ -83,6 +88,11 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     per_token = (merge or pools) ** 2 or (patches // tokens if patches and tokens else 1)
     if min(layers, hidden, inner, per_token) < 1 or ("depth" in block and not merge):
         return None
+    output = first("out_hidden_size") or hidden_size
+    beside = (2 * POSITIONS * hidden + _audio(raw)) * (pools > 0)
+    if str(raw.get("model_type")).startswith("glm4v"):  # gate, up and down behind the layers
+        beside = output * (output + 3 * inner) - (hidden * per_token) ** 2
+        inner = output
     gated = block.get("hidden_act") == "silu" or pools > 0 or block.get("model_type") == "pixtral"
     full, window = block.get("fullatt_block_indexes"), first("window_size")
     inner_layers = block.get("deepstack_visual_indexes")
@@ -90,7 +100,7 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         layers,
         hidden,
         inner,
-        output_size=first("out_hidden_size") or hidden_size,
+        output_size=output,
         patches_per_token=per_token,
         gated=gated,
         merges=merge > 0,
@@ -99,4 +109,14 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         full_layers=len(full) if isinstance(full, list) and window else layers,
         projectors=1 + len(inner_layers or ()),
         most_tokens=patches // per_token or QWEN_TOKENS * ("depth" in block),
+        is_whole=pools > 0,
+        beside=beside,
     )
+
+
+def _audio(raw: Mapping[str, Any]) -> int:
+    """Count the weights of Gemma 4's audio encoder, a conformer of two MLPs a layer."""
+    block = raw.get("audio_config")
+    block = block if isinstance(block, Mapping) else {}
+    layers, hidden = block.get("num_hidden_layers") or 0, block.get("hidden_size") or 0
+    return CONFORMER * layers * hidden * hidden

@@ -63,7 +63,7 @@ def read_bytes(spec: EngineSpec, logs: Sequence[Log], steps: int, context: int) 
     experts = _mean_experts(model, logs, steps, engine.data_parallel_size)
     width = max(bytes_of(model.weight_dtype(dtype)), HALF)
     weights = model.matrix_bytes(experts, dtype) + width * model.head_parameters
-    kv = model.kv_bytes_per_token(engine.cache_dtype) * model.kv_share(size) * size
+    kv = model.kv_bytes_per_token(engine.cache_dtype, size) * size
     return weights * steps + kv * _read_tokens(model, logs, context)
 
 

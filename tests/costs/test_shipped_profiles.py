@@ -67,7 +67,7 @@ class Shipped:
         model = self.model
         matrices = model.matrix_bytes(model.expected_experts(count), self.dtype)
         size = matrices + HALF * model.head_parameters
-        read = count * context * model.kv_bytes_per_token(self.cache) * model.kv_share(self.gpus)
+        read = count * context * model.kv_bytes_per_token(self.cache, self.gpus)
         return (size / self.gpus + read) / self.gpu.bandwidth
 
     def computing(self, tokens: int) -> float:
@@ -172,7 +172,7 @@ def fewer_bytes_are_faster(name: str) -> None:
 
 def a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds(name: str) -> None:
     one = shipped(name)
-    each = one.model.kv_bytes_per_token(one.cache) * one.model.kv_share(one.gpus)
+    each = one.model.kv_bytes_per_token(one.cache, one.gpus)
     assert one.cost.limits is not None
     assert one.cost.limits["context"][1] >= min(1_000_000, int(one.gpu.memory / each))
 

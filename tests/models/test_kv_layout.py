@@ -58,7 +58,7 @@ def test_pages_of_gemma_4_are_of_one_size() -> None:
     assert model.cached_layers == {"full_attention": 3, "sliding_attention": 12}
     assert model_groups(model) == (1, 4)
     layout = kv_layout(model, EngineSizes(disable_hybrid_kv_cache_manager=False))
-    assert layout.tables == (Tables(1, 16), Tables(4, 32, 512))
+    assert layout.tables == (Tables(1, 16), Tables(4, 32, 512, 1))
     assert layout.block_bytes == 3 * 16 * 2 * 512 * 2
     assert layout.needed(8192, 2048) == 512 + 4 * (80 + 1)
 

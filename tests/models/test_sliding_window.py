@@ -23,23 +23,29 @@ def test_groups_of_layers_are_of_one_size() -> None:
 
 
 def test_mistral_keeps_4096_tokens_of_a_request() -> None:
-    """8,192 tokens take 512 blocks, or those of the window, a step of 2,048 and one across."""
+    """8,192 tokens take 512 blocks, or those of the window, two steps of 2,048 and one across.
+
+    From vLLM 0.26 on (0.25.1 has no `max_in_flight_tokens`); without asynchronous steps one.
+    """
     plain, budget = (
         kv_budget(MISTRAL, H100, disable_hybrid_kv_cache_manager=one) for one in (True, False)
     )
     assert plain.num_gpu_blocks == budget.num_gpu_blocks == budget.logged_blocks
     assert plain.concurrent(8192) == (plain.num_gpu_blocks - 1) // 512
-    assert budget.needed(8192) == -(-(4096 - 1 + 2048) // 16) + 1 == 385
-    assert budget.concurrent(8192) == (budget.num_gpu_blocks - 1) // 385
+    assert budget.needed(8192) == -(-(4096 - 1 + 2 * 2048) // 16) + 1 == 513
+    assert budget.concurrent(8192) == (budget.num_gpu_blocks - 1) // 513
+    for one in ({"release": (0, 25, 1)}, {"async_scheduling": False}):
+        alone = kv_budget(MISTRAL, H100, disable_hybrid_kv_cache_manager=False, **one)
+        assert alone.needed(8192) == 385
 
 
 def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
-    """A block of 12 layers is 16 * 12 * 2,048 bytes; 4,096 tokens take 256 in full layers and 8."""
+    """A block of 12 layers is 16 * 12 * 2,048 bytes; a window's two steps are all 4,096 tokens."""
     budget = kv_budget(OSS, H100, disable_hybrid_kv_cache_manager=False)
     assert budget.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
     blocks = budget.kv_cache // (16 * 12 * 2048)
     assert budget.num_gpu_blocks == blocks
-    window = -(-(128 - 1 + 2048) // 16) + 1
+    window = 4096 // 16 + 1
     assert budget.concurrent(4096) == (blocks - 1) // (256 + window)
     assert kv_budget(OSS, H100).concurrent(4096) == (budget.kv_cache // (16 * 24 * 2048) - 1) // 256
 
