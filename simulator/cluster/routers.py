@@ -285,7 +285,8 @@ class PrefixAware(Least):
         hashes = prompt_hashes(request, self._chunk) if request.segments else []
         target = self._known(hashes, request.prompt_tokens)
         least = self.least()
-        if target is None or self._busier(target.outstanding, least.outstanding):
+        most = max(least.outstanding + self._abs, least.outstanding * self._rel)
+        if target is None or target.outstanding > most:
             target = least
         for key in hashes:
             self._seen[key] = target
@@ -303,9 +304,6 @@ class PrefixAware(Least):
             if target is not None and target.index in self._open:
                 return target
         return None
-
-    def _busier(self, busy: int, least: int) -> bool:
-        return busy - least > self._abs and busy > least * self._rel
 
 
 class LoraAffinity(Pool):

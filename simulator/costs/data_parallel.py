@@ -43,7 +43,7 @@ class Experts:
         model, gpu, share = self.model, self.gpu, efficiency_of(self.gpu)
         gpus = self.tensor_parallel_size * self.data_parallel_size
         layers = model.num_hidden_layers - model.dense_layers
-        one = (model.linear_parameters(1) - model.linear_parameters(0)) / gpus
+        one = (model.matrix_bytes(1, None) - model.matrix_bytes(0, None)) / gpus
         dtype = model.weight_dtype(self.dtype)
         met = model.expected_experts(tokens) / model.num_experts
         experts = model.matrix_bytes(model.num_experts, dtype) - model.matrix_bytes(0, dtype)

@@ -170,11 +170,12 @@ def roofline(
     reached = gpu.bf16_flops * efficiency.attention
     read = cached / (gpu.bandwidth * efficiency.cache)
     pair = model.attention_flops_per_pair / gpus / reached
-    if model.latent is not None:  # its few bytes serve all heads: arithmetic may take longer
-        scores = layers * model.num_attention_heads * model.latent.decode_flops / gpus
+    # A latent's few bytes serve all heads: arithmetic may take longer.
+    if (own := model.latent) is not None:
+        scores = 2 * layers * model.num_attention_heads * (own.cached + own.kv_lora_rank) / gpus
         read = max(read, scores / reached)
     mixed = max(read, TILE * pair) if gpu.tiles_decodes and model.latent is None else read
-    states = 2 * model.state_bytes(kv_cache_dtype) / gpus / (gpu.bandwidth * efficiency.cache)
+    states = 2 * model.state_bytes / gpus / (gpu.bandwidth * efficiency.cache)
     scaled = f" scaled to {efficiency.measured} kernels" if efficiency.measured else ""
     windowed, full = model.windowed, 1.0 - model.windowed
     return PiecewiseCost(
@@ -226,7 +227,7 @@ def products_seconds(
     experts = np.array([routed * model.expected_experts(int(count)) for count in tokens])
     size = np.array([model.matrix_bytes(met, dtype) for met in experts])
     moving = size / (gpu.bandwidth * share.weights)
-    products = 2 * model.linear_parameters(routed * model.num_experts_per_tok) * tokens
+    products = 2 * model.matrix_bytes(routed * model.num_experts_per_tok, None) * tokens
     return np.asarray(np.maximum(moving, products / share.flops(gpu, dtype)))
 
 

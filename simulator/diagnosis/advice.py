@@ -323,7 +323,8 @@ class Advisor:
         if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
             return [*offers, *enough]
         least = least_change(self.scenario, self.spec.model, self.spec.gpu, needed)
-        keys = {self.key(name, block): to for (block, name), to in _parted(least)}
+        parted = ((key.split("."), to) for key, to in least.items())
+        keys = {self.key(name, block): to for (block, name), to in parted}
         if not keys:
             return []
         (first, to), *others = keys.items()
@@ -461,11 +462,6 @@ class Advisor:
         more = self.replicas()
         narrower = self.quantization() if cause in ("seats", "token budget") else []
         return [*free, *more, *narrower] if first else [*more, *free, *narrower]
-
-
-def _parted(change: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Return the parts of each dotted key of a replica's scenario, and its value."""
-    return ((key.split("."), to) for key, to in change.items())
 
 
 class AdvisedEvidence(Evidence):

@@ -7,7 +7,6 @@ from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
-from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec
 
 Release = tuple[int, int, int]
@@ -22,12 +21,10 @@ LONGER = {
     "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
 }
 """Variables without which engines do not start with requests beyond a model's positions."""
+# A window's tables count the tokens of all steps that overlap (max_in_flight_tokens).
 OVERLAP_SINCE: Release = (0, 26, 0)
-"""From here on a window's tables count the tokens of all steps that overlap (max_in_flight_tokens,
-pull request 47728)."""
+# Layers with chunks have tables of their own (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE).
 CHUNKS_SINCE: Release = (0, 14, 0)
-"""From here on layers with chunks have tables of their own, but beside EAGLE
-(VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE)."""
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
@@ -67,14 +64,14 @@ class EngineSizes(EngineConfig):
     @property
     def in_flight(self) -> int:
         """Tokens at most that are being computed, in all steps that overlap."""
-        overlaps = self.fraction_of == "all" and self.release >= OVERLAP_SINCE
-        steps = self.pipeline_parallel_size + self.async_scheduling if overlaps else 1
+        overlap = self.fraction_of == "all" and self.release >= OVERLAP_SINCE
+        steps = self.pipeline_parallel_size + self.async_scheduling if overlap else 1
         return steps * self.max_num_batched_tokens
 
     def has_windows(self, model: ModelSpec) -> bool:
         """Whether layers with a window, or chunks, keep no more than that."""
-        eagle = self.draft_method in ("eagle", "eagle3", "mtp")
-        chunks = model.chunked and self.release >= CHUNKS_SINCE and not eagle
+        plain = self.draft_method in (None, "ngram", "draft_model")
+        chunks = model.chunked and self.release >= CHUNKS_SINCE and plain
         return not self.disable_hybrid_kv_cache_manager and (chunks or model.keeps_window)
 
     @property
@@ -84,19 +81,15 @@ class EngineSizes(EngineConfig):
 
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""
-        own = self._own_cache(model.checkpoint) if model.checkpoint else ""
+        own, method = (one.cache, one.method) if (one := model.checkpoint) else ("", "")
+        since = CACHE_SINCE.get(own if method.startswith("modelopt") else method)
+        if self.fraction_of == "all" and (since is None or self.release < since):
+            own = ""
         indexed = model.latent is not None and model.latent.index_n_heads > 0
         if indexed and self.fraction_of == "all" and self.release < WIDE_INDEXED_SINCE:
             own = "fp8"
         asked = (own or self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
         return model.resolve_dtype(asked)
-
-    def _own_cache(self, checkpoint: Quantization) -> str:
-        """Dtype of the KV cache where a checkpoint says it and `kv_cache_dtype` is auto."""
-        method, own = checkpoint.method, checkpoint.cache
-        since = CACHE_SINCE.get(own if method.startswith("modelopt") else method)
-        read = self.fraction_of != "all" or (since is not None and self.release >= since)
-        return own if read else ""
 
     def on(self, gpu: Gpu, model: ModelSpec) -> "EngineSizes":
         """Return them as on a GPU: vLLM's `auto` takes no bfloat16 where the GPU has none."""
@@ -112,4 +105,4 @@ class EngineSizes(EngineConfig):
             return float(layers * (self.draft_method in ("eagle", "eagle3", "mtp")))
         gpus, kind, cache = self.tensor_parallel_size, max(model.cached_layers), self.cache(model)
         own = self.draft.kv_bytes_per_token(cache, gpus)
-        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus, kind))
+        return own / model.layer_bytes(kind, cache, gpus)

@@ -325,7 +325,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
     graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
     gpus, kind = sizes.tensor_parallel_size, max(model.cached_layers)
-    each = model.layer_bytes(kind, cache) * model.kv_share(gpus, kind)
+    each = model.layer_bytes(kind, cache, gpus)
     budget = MemoryBudget(
         model=model,
         gpu=gpu,

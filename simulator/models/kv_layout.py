@@ -108,10 +108,7 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     gpus, block_size, dtype = sizes.tensor_parallel_size, sizes.block_size, sizes.cache(model)
     more_layers, drafts = sizes.more_layers(model), sizes.speculative_config
     ahead = drafts.lookahead if drafts else 0
-    bytes_of = {
-        kind: model.kv_share(gpus, kind) * model.layer_bytes(kind, dtype)
-        for kind in model.cached_layers
-    }
+    bytes_of = {kind: model.layer_bytes(kind, dtype, gpus) for kind in model.cached_layers}
     if sizes.fraction_of == "static":
         return _pooled(model, sizes, bytes_of, more_layers)
     counts = dict(model.cached_layers)

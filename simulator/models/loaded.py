@@ -68,9 +68,9 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
             f"{gpu.compute_capability}",
         )
     layers = _modules_bytes(model, gpu, sizes, model.modules)
-    if model.latent is not None:
-        unpacked = model.latent.unpacked(model.num_attention_heads)
-        layers += HALF * model.num_hidden_layers * unpacked / gpus
+    if (own := model.latent) is not None:  # vLLM's W_UK_T and W_UV, and SGLang's
+        unpacked = model.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)
+        layers += HALF * model.num_hidden_layers * own.kv_lora_rank * unpacked / gpus
     outer = {
         one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
     }
@@ -200,11 +200,9 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
         (turned or model.head_size(kind)) * (longer if kind == FULL else 1.0)
         for kind in (model.cached_layers if own else [FULL])
     )
-    once = sizes.fraction_of == "all" and sizes.release >= ONCE_SINCE
-    once = once and model.family.startswith("qwen3")
-    has_sections = model.vision is not None and model.vision.has_sections
-    times = SECTIONS if has_sections and not once else 1
-    return HALF * times * model.max_position_embeddings * numbers
+    once = sizes.release >= ONCE_SINCE and model.family.startswith("qwen3")
+    longer = model.vision is not None and model.vision.has_sections and not once
+    return HALF * (SECTIONS if longer else 1) * model.max_position_embeddings * numbers
 
 
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:

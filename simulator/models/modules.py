@@ -36,11 +36,6 @@ class Module(NamedTuple):
     quantizes: bool = True
 
     @property
-    def is_small(self) -> bool:
-        """Whether it is no matrix that a token is multiplied with."""
-        return self.name.endswith(("norm", "norms", "experts.bias"))
-
-    @property
     def is_expert(self) -> bool:
         """Whether a token meets it if the router chooses it."""
         return ".experts." in self.name
@@ -101,28 +96,6 @@ class LatentAttention(NamedTuple):
         """Numbers that a token and layer take in the cache."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of a token and layer in the indexer's cache: keys in fp8, a scale for each 128."""
-        return self.index_head_dim + 4 * -(-self.index_head_dim // 128)
-
-    def unpacked(self, heads: int) -> int:
-        """Numbers of a layer that vLLM and SGLang keep in 16 bits beside `kv_b_proj`.
-
-        Both multiply them into queries and outputs of decodes (MLAAttention.W_UK_T and W_UV).
-        """
-        return self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-
-    @property
-    def prompt_flops(self) -> int:
-        """FLOPs of a head and (query, key) pair where keys and values are spelt out."""
-        return 2 * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
-
-    @property
-    def decode_flops(self) -> int:
-        """FLOPs of the same where the query is multiplied with the latents themselves."""
-        return 2 * (self.cached + self.kv_lora_rank)
-
 
 class LinearAttention(NamedTuple):
     """Layers that keep a state of fixed size for each request in place of a cache of tokens.
@@ -161,8 +134,3 @@ class LinearAttention(NamedTuple):
         convolved = (self.conv_kernel_dim - 1 + ahead) * self.convolved
         matrices = bytes_of(self.state_dtype) if self.state_dtype else width
         return convolved * width + self.matrices * matrices
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of a token in a layer besides the projections: three products with the state."""
-        return 6 * self.matrices

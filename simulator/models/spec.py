@@ -27,6 +27,7 @@ from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 from simulator.util.errors import ScenarioError
 
+SMALL = ("norm", "norms", "experts.bias")  # names of no matrix that a token is multiplied with
 USUAL_IMAGE = 1024  # tokens: the default of workload.multimodal
 REQUIRED = (
     "num_hidden_layers",
@@ -207,10 +208,6 @@ class ModelSpec:
         more = {"untied": not self.tie_word_embeddings, "positions": positions}
         return tuple(modules_of(["outer"], vars(self) | more))
 
-    def linear_parameters(self, experts: float) -> float:
-        """Weights in the matrices of all layers when `experts` of each layer's are counted."""
-        return self.matrix_bytes(experts, None)
-
     @cached_property
     def head_parameters(self) -> int:
         """Weights of the output projection (lm_head), also where it is the embedding's."""
@@ -251,7 +248,10 @@ class ModelSpec:
         return None
 
     def matrix_bytes(self, experts: float, dtype: str | None = "auto") -> float:
-        """Bytes of the matrices of all layers when `experts` of each layer's are counted."""
+        """Bytes of the matrices of all layers when `experts` of each layer's are counted.
+
+        Of dtype None: how many weights they are.
+        """
         shared, one = _matrices(self, dtype)
         return shared + experts * one
 
@@ -264,26 +264,28 @@ class ModelSpec:
         """Bytes of a number that is not quantized."""
         return max(bytes_of(self.weight_dtype(dtype)), HALF)
 
-    def state_bytes(self, dtype: str = "auto") -> float:
+    @property
+    def state_bytes(self) -> float:
         """Bytes that a request keeps in the layers with linear attention, whatever its length."""
-        if self.linear is None:
-            return 0.0
-        width = max(bytes_of(self.resolve_dtype(dtype)), HALF)  # states are not those of the cache
-        return self.state_layers * self.linear.state_bytes(width)
+        return self.state_layers * self.linear.state_bytes(HALF) if self.linear else 0.0
 
     def cache_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype of the KV cache; `auto` is as the checkpoint says, else as the rest."""
         own = self.checkpoint.cache if self.checkpoint else ""
         return own if dtype == "auto" and own else self.resolve_dtype(dtype)
 
-    def layer_bytes(self, kind: str, dtype: str = "auto") -> float:
-        """Bytes of a token in the cache of one layer of a kind."""
+    def layer_bytes(self, kind: str, dtype: str = "auto", gpus: int = 1) -> float:
+        """Bytes of a token on each GPU in the cache of one layer of a kind.
+
+        Heads fewer than GPUs are copied; latents are whole on each.
+        """
         width = bytes_of(self.cache_dtype(dtype))
         if self.latent is None:
-            return 2 * self.kv_heads(kind) * self.head_size(kind) * width
-        if self.latent.index_n_heads and width < HALF:  # vLLM's fp8_ds_mla: scales, rope in 16 bits
-            return 656 + self.latent.index_bytes
-        return self.latent.cached * width + self.latent.index_bytes
+            return 2 * max(1, self.kv_heads(kind) // gpus) * self.head_size(kind) * width
+        index = self.latent.index_head_dim  # keys in fp8, a scale for each 128
+        is_narrow = self.latent.index_n_heads and width < HALF  # fp8_ds_mla: rope in 16 bits
+        own = 656 if is_narrow else self.latent.cached * width
+        return own + index + 4 * -(-index // 128)
 
     @cached_property
     def cached_layers(self) -> dict[str, int]:
@@ -293,17 +295,8 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype: str = "auto", gpus: int = 1) -> float:
         """Bytes that the keys and values of one token take on each GPU, all layers together."""
-        return sum(
-            n * self.layer_bytes(kind, dtype) * self.kv_share(gpus, kind)
-            for kind, n in self.cached_layers.items()
-        )
-
-    def kv_share(self, tensor_parallel_size: int, kind: str = WINDOW) -> float:
-        """Share of a layer's KV cache that each GPU holds; heads fewer than GPUs are copied."""
-        if self.latent is not None:
-            return 1.0
-        heads = self.kv_heads(kind)
-        return max(1, heads // tensor_parallel_size) / heads
+        layers = self.cached_layers.items()
+        return sum(n * self.layer_bytes(kind, dtype, gpus) for kind, n in layers)
 
     def check_parallel(self, tensor_parallel_size: int) -> None:
         """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
@@ -338,14 +331,17 @@ class ModelSpec:
     @cached_property
     def flops_per_token(self) -> int:
         """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""
-        matrices = int(self.linear_parameters(self.num_experts_per_tok))
-        states = self.state_layers * self.linear.flops if self.linear else 0
+        matrices = int(self.matrix_bytes(self.num_experts_per_tok, None))
+        # Beside the projections three products with each layer's state.
+        states = 6 * self.state_layers * self.linear.matrices if self.linear else 0
         return 2 * (matrices + self.head_parameters) + states
 
     @cached_property
     def attention_flops_per_pair(self) -> int:
         """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
-        each = 4 * self.head_dim if self.latent is None else self.latent.prompt_flops
+        each = 4 * self.head_dim
+        if (own := self.latent) is not None:  # keys and values are spelt out
+            each = 2 * (own.qk_nope_head_dim + own.qk_rope_head_dim + own.v_head_dim)
         return self.attention_layers * self.num_attention_heads * each
 
     @property
@@ -370,7 +366,7 @@ class ModelSpec:
 @cache
 def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
     """Bytes of the matrices that all tokens meet, and of an expert of each layer; None: weights."""
-    matrices = [one for one in model.modules if not one.is_small]
+    matrices = [one for one in model.modules if not one.name.endswith(SMALL)]
     formats, width = (model.formats(dtype), model.wide(dtype)) if dtype else (None, 1.0)
     sizes = [module_bytes(one, formats, width) for one in matrices]
     chosen = sum(size for one, size in zip(matrices, sizes, strict=True) if one.is_expert)

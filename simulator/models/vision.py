@@ -14,8 +14,6 @@ from simulator.models.config_keys import MOST
 TEXT_ALONE = "engine.multimodal_config={limit_mm_per_prompt: {image: 0, audio: 0, video: 0}}"
 """What sets that nothing but text may come, so that no encoder is loaded."""
 POSITIONS = 10240  # a side, in Gemma 4's table of positions (position_embedding_size)
-CONFORMER = 24
-"""Squares of the hidden size in a layer: 16 of MLPs, 5 of attention, 3 around the convolution."""
 QWEN_TOKENS = 16384
 """Of an image at most, by `max_pixels` of Qwen2-VL's and Qwen2.5-VL's preprocessor_config.json."""
 
@@ -89,7 +87,11 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     if min(layers, hidden, inner, per_token) < 1 or ("depth" in block and not merge):
         return None
     output = first("out_hidden_size") or hidden_size
-    beside = (2 * POSITIONS * hidden + _audio(raw)) * (pools > 0)
+    audio = raw.get("audio_config") or {}
+    squares = (audio.get("hidden_size") or 0) ** 2 * (audio.get("num_hidden_layers") or 0)
+    # Squares of the hidden size in a layer of Gemma 4's audio encoder: MLPs 16, attention 5,
+    # convolution 3.
+    beside = (2 * POSITIONS * hidden + 24 * squares) * (pools > 0)
     if str(raw.get("model_type")).startswith("glm4v"):  # gate, up and down behind the layers
         beside = output * (output + 3 * inner) - (hidden * per_token) ** 2
         inner = output
@@ -112,11 +114,3 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         is_whole=pools > 0,
         beside=beside,
     )
-
-
-def _audio(raw: Mapping[str, Any]) -> int:
-    """Count the weights of Gemma 4's audio encoder, a conformer of two MLPs a layer."""
-    block = raw.get("audio_config")
-    block = block if isinstance(block, Mapping) else {}
-    layers, hidden = block.get("num_hidden_layers") or 0, block.get("hidden_size") or 0
-    return CONFORMER * layers * hidden * hidden

@@ -395,7 +395,8 @@ class DRR(ClientQueues):
                 turns.popleft()
             turns.extend(self._had)
             self._had.clear()
-            self.round += max(1, min(map(self._rounds, self.active)))
+            rounds = (self._lacks(one) / (self.quantum * one.weight) for one in self.active)
+            self.round += max(1, ceil(min(rounds)))
 
     def _lacks(self, account: Account) -> float:
         """Return the weighted tokens that a client's next request costs more than it may spend.
@@ -404,10 +405,6 @@ class DRR(ClientQueues):
         """
         lacks = self._cost(account.waiting[0]) - self.deficit(account)
         return lacks if lacks > ROUNDING * abs(account.level) else 0.0
-
-    def _rounds(self, account: Account) -> int:
-        """Count the rounds until a client can pay for its next request."""
-        return ceil(self._lacks(account) / (self.quantum * account.weight))
 
     def _head_changed(self, account: Account) -> None:
         if account.entry < 0:

@@ -35,18 +35,13 @@ NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
 def request_frame(record: Record) -> "pd.DataFrame":
-    """Return the columns of requests.csv as a DataFrame, a row for each request, by id."""
-    return as_frame(request_columns(record))
-
-
-def request_columns(record: Record) -> dict[str, Column]:
-    """Return the columns of requests.csv, a row for each request of the workload, by id.
+    """Return the columns of requests.csv as a DataFrame, a row for each request, by id.
 
     The models or adapters, the priorities, the `max_tokens`, the predicted output tokens, the seats
     kept beyond the end, the replicas that computed the prompts, and what else it takes to play the
     file again are there only where the run has them.
     """
-    return next(request_parts(record, len(record.workload)))
+    return as_frame(next(request_parts(record, len(record.workload))))
 
 
 def request_parts(record: Record, size: int) -> Iterator[dict[str, Column]]:

@@ -220,16 +220,12 @@ def _overlaps(name: str, engine: Defaults, release: Release) -> bool:
     if name == "sglang" and policy not in (None, "sglang"):
         return False
     drafts = engine.get("speculative_config")
-    if drafts and name != "sglang" and (name != VLLM or release < _async_drafts_since(drafts)):
+    since = ASYNC_DRAFTS_SINCE.get(_draft_method(drafts), ASYNC_SINCE) if drafts else release
+    if drafts and name != "sglang" and (name != VLLM or release < since):
         return False
     if engine.get("preemption_mode") in ("swap", "auto"):
         return False
     return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
-
-
-def _async_drafts_since(drafts: object) -> Release:
-    """Return the release from which on drafts, as a block has them, are verified a step ahead."""
-    return ASYNC_DRAFTS_SINCE.get(_draft_method(drafts), ASYNC_SINCE)
 
 
 def _drops_last(drafts: object, release: Release) -> bool:

@@ -45,7 +45,7 @@ def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
 def bound(gpu: Gpu, step: Step) -> float:
     """Return the time below which no GPU of this data sheet can be: its bytes, its FLOPs."""
     pairs = sum(c.tokens * c.start + c.tokens * (c.tokens + 1) / 2 for c in step.prefills)
-    linear = LLAMA.linear_parameters(0)
+    linear = LLAMA.matrix_bytes(0, None)
     moving = 2 * (linear + LLAMA.head_parameters) + 131_072 * step.context
     products = 2 * linear * step.tokens
     attention = LLAMA.attention_flops_per_pair * (pairs + step.context)
@@ -81,10 +81,10 @@ def test_roofline_by_hand() -> None:
     gpu = GPUS["H100-80GB"]
     cost = roofline(LLAMA, gpu)
     share = efficiency_of(gpu)
-    weights = 2 * LLAMA.linear_parameters(0) / (share.weights * gpu.bandwidth)
+    weights = 2 * LLAMA.matrix_bytes(0, None) / (share.weights * gpu.bandwidth)
     small = 32 * (10e-6 + 2 * (8 * 4096 + 2 * 5120 + 4 * 1024 + 3 * 14_336) / 0.9 / gpu.bandwidth)
     assert cost.dense_seconds(1) == pytest.approx(weights + small, rel=1e-9)
-    products = 2 * LLAMA.linear_parameters(0) * 20_000 / (share.compute * gpu.bf16_flops)
+    products = 2 * LLAMA.matrix_bytes(0, None) * 20_000 / (share.compute * gpu.bf16_flops)
     assert cost.dense_seconds(20_000) == pytest.approx(products + 20_000 * (small - 32e-5) + 32e-5)
     assert cost.decode_per_context == pytest.approx(131_072 / (share.cache * gpu.bandwidth))
     assert cost.mixed_per_context == cost.decode_per_context
@@ -170,7 +170,7 @@ def test_roofline_of_experts() -> None:
     read = efficiency_of(gpu).weights * gpu.bandwidth
 
     def seconds(experts: float) -> float:
-        return 2 * model.linear_parameters(experts) / read
+        return 2 * model.matrix_bytes(experts, None) / read
 
     assert seconds(2) < cost.dense_seconds(1) < 1.1 * seconds(2)
     assert seconds(7.9) < cost.dense_seconds(32) < 1.1 * seconds(8)
@@ -196,7 +196,7 @@ def test_only_the_experts_of_gpt_oss_are_read_in_four_bits() -> None:
     model, gpu = load_model("gpt-oss-20b"), GPUS["H100-80GB"]
     share = efficiency_of(gpu)
     experts = 24 * 32 * 3 * 2880 * 2880
-    size = 2 * (model.linear_parameters(32) - experts) + 0.53125 * experts
+    size = 2 * (model.matrix_bytes(32, None) - experts) + 0.53125 * experts
     reading = products_seconds(model, gpu, "mxfp4", np.array([128.0]))
     assert reading[0] == pytest.approx(size / share.weights / gpu.bandwidth, rel=1e-3)
     assert roofline(model, gpu) == roofline(model, gpu, dtype="mxfp4")

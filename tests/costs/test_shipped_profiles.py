@@ -76,7 +76,7 @@ class Shipped:
         flops = self.gpu.flops(self.dtype)
         if self.dtype == "nvfp4":
             flops = 2 * (self.gpu.fp8_flops or flops)
-        linear = 2 * model.linear_parameters(model.num_experts_per_tok) * tokens / flops
+        linear = 2 * model.matrix_bytes(model.num_experts_per_tok, None) * tokens / flops
         pairs = model.attention_flops_per_pair * tokens * (tokens + 1) / 2 / self.gpu.bf16_flops
         return (linear + pairs) / self.gpus
 

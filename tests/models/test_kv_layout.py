@@ -1,14 +1,18 @@
 """Blocks of caches by groups of layers, by hand, as vLLM 0.22 to 0.33 cut them."""
 
+import json
+
 import pytest
 
+from simulator.models.config_json import spec_of
 from simulator.models.engine_sizes import EngineSizes, Release
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import estimate, kv_budget
 from simulator.models.kv_layout import Tables, kv_layout, model_groups
-from simulator.models.load import load_model
+from simulator.models.load import MODELS, load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import module_bytes
+from simulator.models.vision import read_vision
 
 H200 = find_gpu("H200")
 
@@ -100,8 +104,33 @@ def test_mamba_of_nemotron_h() -> None:
     assert model.linear is not None
     assert model.attention_layers == 6
     convolved = 64 * 64 + 2 * 8 * 128
-    assert model.state_bytes() == 23 * (3 * convolved * 2 + 64 * 64 * 128 * 4)
+    assert model.state_bytes == 23 * (3 * convolved * 2 + 64 * 64 * 128 * 4)
     assert model.kv_bytes_per_token() == 6 * 2 * 2 * 128 * 2
+
+
+def test_states_of_nemotron_h_are_in_32_bits_where_its_file_says_nothing() -> None:
+    """As update_mamba_ssm_cache_dtype of vLLM 0.14 to 0.32 has it: 2,134,016 bytes."""
+    path = MODELS / "nemotron-3-nano-30b-a3b" / "config.json"
+    raw = json.loads(path.read_text("utf-8"))
+    del raw["mamba_ssm_cache_dtype"]
+    model = spec_of("untold", raw)
+    assert model.linear is not None
+    assert model.linear.state_bytes(2) == 2_134_016
+    assert model.state_bytes == load_model("nemotron-3-nano-30b-a3b").state_bytes
+
+
+def test_each_kind_of_layer_of_gemma_4_shares_out_its_own_heads() -> None:
+    """31B: 4 heads of 512 in 10 layers, 16 of 256 in 50; each of 8 GPUs has one and two.
+
+    vLLM 0.32 (CPU build, its class without weights) has 32,768 and 65,536 bytes a page on 4 GPUs.
+    """
+    model = load_model("gemma-4-31b")
+    assert model.kv_bytes_per_token(gpus=8) == 10 * 2 * 512 * 2 + 50 * 2 * 2 * 256 * 2
+    for gpus, full, page in ((4, 32, 65_536), (8, 16, 32_768)):
+        sizes = EngineSizes(tensor_parallel_size=gpus, disable_hybrid_kv_cache_manager=False)
+        layout = kv_layout(model, sizes)
+        assert [(one.number, one.block_size) for one in layout.tables] == [(1, full), (5, 16)]
+        assert layout.block_bytes == 10 * page
 
 
 def test_pools_of_sglang_by_hand() -> None:
@@ -165,6 +194,34 @@ def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:
     own = sum(module_bytes(one, model.formats(), 2.0) for one in last)
     found = loaded(model, H200, EngineSizes(speculative_config=drafts("mtp"))).drafts
     assert found == pytest.approx(own + 2 * 2 * 7168**2)
+
+
+def test_encoders_of_gemma_4_are_whole_on_each_gpu() -> None:
+    """E2B with its audio encoder: 951,458,456 bytes in vLLM 0.32, by classes of transformers."""
+    model = load_model("gemma-4-e2b")
+    towers = [loaded(model, H200, EngineSizes(tensor_parallel_size=gpus)).tower for gpus in (1, 4)]
+    assert towers[0] == towers[1] == pytest.approx(951_458_456, rel=0.02)
+
+
+@pytest.mark.parametrize(("release", "times"), [((0, 30, 0), 4), ((0, 32, 0), 1)])
+def test_pictures_lengthen_the_table_of_angles(release: Release, times: int) -> None:
+    """MRotaryEmbedding's is four times as long, of Qwen3's families no more (0.32)."""
+    sizes = EngineSizes(release=release)
+    rest = loaded(load_model("qwen3-vl-4b"), H200, sizes).rest
+    assert rest == 2 * times * 262_144 * 128 + 2 * 2560
+    qwen2 = loaded(load_model("qwen2-vl-7b"), H200, sizes).rest
+    assert qwen2 == 2 * 4 * 32_768 * 128 + 2 * 3584
+
+
+def test_the_encoder_of_glm_4v_has_its_wide_mlp_behind_the_layers() -> None:
+    """vLLM 0.32 has 1.67 GiB of GLM-4.1V: MLPs of 4,096 in the layers, one of 13,696 behind."""
+    block = {"depth": 24, "hidden_size": 1536, "intermediate_size": 13_696, "patch_size": 14}
+    block |= {"out_hidden_size": 4096, "spatial_merge_size": 2, "hidden_act": "silu"}
+    found = read_vision({"model_type": "glm4v", "vision_config": block}, 4096)
+    assert found is not None
+    layers = 24 * (4 * 1536**2 + 3 * 1536 * 4096)
+    merger = 4 * 1536 * 4096 + 4096**2 + 3 * 4096 * 13_696
+    assert found.parameters + found.beside == layers + merger
 
 
 def test_linear_scaling_lengthens_the_table_of_angles() -> None:

@@ -13,7 +13,7 @@ def test_a_latent_is_one_vector_per_token_and_layer_whatever_the_heads() -> None
     """27 layers of 512 + 64 numbers; each of 4 GPUs holds all of it. Llama-3-8B: 131,072 bytes."""
     assert LITE.kv_bytes_per_token() == 27 * 576 * 2 == 31_104
     assert LITE.kv_bytes_per_token("fp8") == 15_552
-    assert LITE.kv_share(4) == 1.0
+    assert LITE.kv_bytes_per_token(gpus=4) == LITE.kv_bytes_per_token()
     one, four = (kv_budget(LITE, H100, tensor_parallel_size=n) for n in (1, 4))
     assert one.kv_bytes_per_token == four.kv_bytes_per_token == 31_104
     assert one.num_gpu_blocks == one.kv_cache // (16 * 31_104)

@@ -76,7 +76,7 @@ def test_a_precision_in_the_name_is_taken_and_said(name: str, dtype: str, bits: 
     assert model.weight_dtype() == dtype
     assert "by the name; its config.json has them" in model.unread
     plain = load_model("llama-3-8b")
-    matrices = plain.linear_parameters(0)
+    matrices = plain.matrix_bytes(0, None)
     rest = plain.weight_bytes() - 2 * matrices
     assert model.weight_bytes() - rest == pytest.approx(matrices * bits / 8, rel=1e-6)
 

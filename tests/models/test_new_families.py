@@ -15,6 +15,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.kv_layout import Tables
 from simulator.models.load import MODELS, load_model
+from simulator.models.spec import SMALL
 from simulator.util.errors import HeadwayError
 from tests.support.model_configs import TINY, of_attention, write_config
 
@@ -197,7 +198,7 @@ def test_qwen3_next_keeps_a_state_in_three_of_four_layers() -> None:
     assert model.linear is not None
     assert model.linear.state_bytes(2) == (3 * 8192 + 32 * 128 * 128) * 2 == 1_097_728
     assert -(-1_097_728 // 2048 // 16) * 16 == 544
-    assert model.state_bytes() == 36 * 1_097_728
+    assert model.state_bytes == 36 * 1_097_728
     plain = kv_budget(model, B200, enable_prefix_caching=False)
     assert plain.layout.block_bytes == 544 * 2048 * 12
     assert plain.needed(5440) == 10 + 3 * 1  # 36 layers of states are three groups of 12
@@ -213,7 +214,7 @@ def test_layers_of_qwen3_next_by_hand() -> None:
     linear = 2048 * (2 * 2048 + 3 * values + 2 * 32) + 4 * 8192
     assert of_attention(model) == full
     own = [one for one in model.modules if one.name.startswith("layers.0.linear_attn.")]
-    assert sum(one.numbers for one in own if not one.is_small) == linear
+    assert sum(one.numbers for one in own if not one.name.endswith(SMALL)) == linear
     experts = 48 * (513 * 3 * 2048 * 512 + 2048 * 513)
     small = 36 * (2 * 32 + 128) + 12 * 2 * 256 + 97 * 2048
     tables = 2 * 151936 * 2048

@@ -144,7 +144,7 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
     model = load_model(path)
     rows = 2 * (8 + 2 * 4 + 8 + 4 * (2 * 10 + 8))
     routers = 2 * 4 * 8
-    linear = int(model.linear_parameters(4)) - routers
+    linear = int(model.matrix_bytes(4, None)) - routers
     rest = model.parameters - linear
     assert model.weight_bytes() == linear + 4 * rows + 2 * rest
 

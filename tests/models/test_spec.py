@@ -227,8 +227,9 @@ def test_dtype_auto_is_vllms(tmp_path: Path, published: str | None, asked: str, 
 def test_kv_heads_are_shared_out_or_copied() -> None:
     """8 KV heads on 2 GPUs: half each; on 16: one each, so every head is there twice."""
     model = load_model("llama-3-8b")
-    assert model.kv_share(2) == 0.5
-    assert model.kv_share(16) == 0.125
+    whole = model.kv_bytes_per_token()
+    assert model.kv_bytes_per_token(gpus=2) == 0.5 * whole
+    assert model.kv_bytes_per_token(gpus=16) == 0.125 * whole
     model.check_parallel(16)
     with pytest.raises(ValueError, match=r"tensor_parallel_size: 3 does not divide the 32 att"):
         model.check_parallel(3)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import SMALL, ModelSpec
 
 TINY = {
     "num_hidden_layers": 2,
@@ -26,6 +26,8 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 def of_attention(model: ModelSpec) -> int:
     """Count the weights of the projections of the first layer that has a KV cache."""
-    own = [one for one in model.modules if ".self_attn." in one.name and not one.is_small]
+    own = [
+        one for one in model.modules if ".self_attn." in one.name and not one.name.endswith(SMALL)
+    ]
     layer = own[0].name.partition(".self_attn.")[0]
     return sum(one.numbers for one in own if one.name.startswith(f"{layer}.self_attn."))

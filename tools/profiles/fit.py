@@ -110,7 +110,7 @@ def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str
         )
     except ValueError:
         return False
-    states = SEATS * model.state_bytes() / gpus  # where layers keep them: for a full batch
+    states = SEATS * model.state_bytes / gpus  # where layers keep them: for a full batch
     return (budget.kv_cache - states) / budget.kv_bytes_per_token >= MIN_CACHE_TOKENS
 
 

@@ -274,7 +274,7 @@ def longest_context(target: Target, timed: int) -> int:
     GPU's memory could hold a cache, at most `FARTHER` times.
     """
     model = target.model
-    each = model.kv_bytes_per_token(target.kv_cache_dtype) * model.kv_share(target.gpus)
+    each = model.kv_bytes_per_token(target.kv_cache_dtype, target.gpus)
     return max(timed, min(FARTHER * timed, int(target.tables.gpu.memory / each)))
 
 

@@ -29,6 +29,8 @@ STAMPS = re.compile(
 """Dates and times that numpy reads as they are meant, in UTC where they name no zone."""
 DECIMALS = re.compile(r"(?:\d+(?:\.\d*)?,)++", re.ASCII)
 """Numbers, among which no date needs to be looked for."""
+# What looks like a date, be it one that can be read or not.
+DATED = re.compile(r"\s*\d+[-/.]\d+[-/.]\d")
 
 
 def counts(values: Sequence[object], tell: Tell, least: float = 0.0) -> Ints:
@@ -93,7 +95,8 @@ def clock(values: Sequence[object], per_second: float | None, tell: Tell) -> tup
     if not DECIMALS.fullmatch(text):  # a look at each cell takes 3 s a million
         values = [None if str(v).strip().lower() in NOTHING else v for v in values]
         dates = [date_of(value) for value in values]
-        if any(date is not None or is_dated(v) for date, v in zip(dates, values, strict=True)):
+        texts = (value for value in values if isinstance(value, str))
+        if any(date is not None for date in dates) or any(map(DATED.match, texts)):
             for k, date in enumerate(dates):
                 if date is None and values[k] is not None:
                     tell(k, f"{short_repr(values[k])} {NO_DATE}")
@@ -134,11 +137,6 @@ def date_of(value: object) -> int | None:
     except ValueError:
         return None
     return found if abs(found) < LATEST else None
-
-
-def is_dated(value: object) -> bool:
-    """Return whether a value looks like a date, be it one that can be read or not."""
-    return isinstance(value, str) and bool(re.match(r"\s*\d+[-/.]\d+[-/.]\d", value))
 
 
 def names(values: Sequence[object], untold: str, tell: Tell) -> list[str]:
