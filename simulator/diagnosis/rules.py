@@ -139,8 +139,7 @@ def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:
     found = told_findings(gauges)
     shown = found[: SHOWN + bool(gauges.get("slo_met"))]
     shown += [one for one in found if one not in shown and one[0].startswith(BROKEN)]
-    lines = [(f"- {text}", *([f"  Knob: {knob}."] if knob else [])) for text, knob in shown]
-    return [line for finding in lines for line in finding] or [NOTHING]
+    return [f"- {text}" + f"\n  Knob: {knob}." * bool(knob) for text, knob in shown] or [NOTHING]
 
 
 def memory(run: AdvisedEvidence) -> Finding | None:

@@ -265,17 +265,18 @@ class Judged(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """Say it: `kept by 12 %`, `kept, but steps 1.4 % slower break it`, `broken by 3 %`."""
+        """Say `kept with 12 % to spare`, `kept, but steps 1 % slower break it`, `broken by 3 %`."""
         slo, value = self.slo, self.value
         if not self.served:
             return "broken"
         verb = "kept" if slo.met(value) else "broken"
+        margin = "kept with {} to spare" if slo.met(value) else "broken by {}"
         if self.close:
             return f"{verb}{self.unless or ' within the error of the step times'}"
         if slo.name in SHARES:
             points = f"{100 * abs(value - slo.bound):.3g}"
             plural = "" if points == "1" else "s"
-            return verb if points == "0" else f"{verb} by {points} point{plural}"
+            return verb if points == "0" else margin.format(f"{points} point{plural}")
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
             return (
@@ -283,7 +284,7 @@ class Judged(NamedTuple):
                 if slo.at_most and under
                 else verb
             )
-        return f"{verb} by {100 * abs(value - slo.bound) / slo.bound:.3g} %"
+        return margin.format(f"{100 * abs(value - slo.bound) / slo.bound:.3g} %")
 
 
 def short(value: float) -> str:

@@ -285,8 +285,7 @@ def test_what_is_kept_is_told_first() -> None:
     more = {"rule": "memory", "text": "Full.", "knob": "raise it"}
     assert diagnosis_lines(grows | {"diagnosis": [more]}) == [
         "- All service levels are kept so far, but a queue grows: in a longer run they break.",
-        "- Full.",
-        "  Knob: raise it.",
+        "- Full.\n  Knob: raise it.",
     ]
 
 

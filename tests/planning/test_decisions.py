@@ -180,7 +180,7 @@ def test_a_batch_ends_in_time_with_the_fewest_replicas(tmp_path: Path, capsys) -
     assert main(["plan", "demo", *sets(*keys), *words, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     (count,) = re.findall(r"cluster\.replicas=(\d) carries the load", said)
-    assert f"  {level.replace(': ', ':')}: kept by " in said
+    assert f"  {level.replace(': ', ':')}: kept with " in said
     for seed in (100, 101):
         for replicas, met in ((int(count), True), (int(count) - 1, False)):
             more = [f"slo=['{level}']", f"seed={seed}", f"cluster.replicas={replicas}"]

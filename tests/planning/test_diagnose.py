@@ -203,9 +203,11 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
     """TTFTs of 1, 2 and 3 s beside 2.5 s and 4 s; of a straight line nobody knows the error."""
     sets = ["slo=[p50_ttft_ms<=2500, p99_ttft_ms<=2500]"]
     found = diagnose(load_scenario(write(THREE), sets), jobs=1)
-    assert found.verdicts[0] == "p50_ttft_ms<=2500 kept by 20 %"
+    assert found.verdicts[0] == "p50_ttft_ms<=2500 kept with 20 % to spare"
     assert found.verdicts[1].startswith("p99_ttft_ms<=2500 broken by 19.2 %")
-    assert table(found).startswith("Service levels: p50_ttft_ms<=2500 kept by 20 %; p99_")
+    assert table(found).startswith(
+        "Service levels: p50_ttft_ms<=2500 kept with 20 % to spare; p99_"
+    )
     assert found.as_it_is.missed == 1
     assert re.search(r"levels kept .*\n-+\nas it is +1 of 2 ", table(found))  # 2 were given
     lost = "completion>=1 broken by 5 points"

@@ -127,9 +127,9 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
     known = {"ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
     told = "kept, but steps 1.5 % slower break it"
     assert close_to("p99_tpot_ms<=40", **known) == told
-    assert close_to("p99_tpot_ms<=45", **known) == "kept by 12.3 %"
+    assert close_to("p99_tpot_ms<=45", **known) == "kept with 12.3 % to spare"
     assert close_to("p99_tpot_ms<=35", **known) == "broken by 12.7 %"
-    assert close_to("p99_tpot_ms<=40") == "kept by 1.37 %"
+    assert close_to("p99_tpot_ms<=40") == "kept with 1.37 % to spare"
     assert close_to("p99_tpot_ms<=4") == "broken, 9.86 times the bound"
     share = {"bound": "goodput>=0.99", "value": 0.088, "step_times": [0.8, 1.25]}
     share |= {"ends": [0.01, 0.999]}
@@ -138,7 +138,7 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
     rate = {"bound": "output_throughput>=39", "ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
     assert str(Judged.of({**rate, "value": 39.45})) == "kept, but steps 1.2 % slower break it"
     share["value"] = 0.995
-    assert str(Judged.of(share | {"ends": [0.991, 0.999]})) == "kept by 0.5 points"
+    assert str(Judged.of(share | {"ends": [0.991, 0.999]})) == "kept with 0.5 points to spare"
     assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == "kept"
 
 
@@ -164,7 +164,7 @@ def test_near_saturation_what_queues_moves_by_more_than_steps() -> None:
     """Steps of +-10 %, an elasticity of 3: E2EL is kept by 20 %, or by 6 % of the steps."""
     one = {"bound": "p99_e2el_ms<=12000", "value": 1e4, "step_times": [0.9, 1.1]}
     one |= {"ends": [9e3, 1.1e4], "met": True}
-    assert str(Judged.of(one)) == "kept by 16.7 %"
+    assert str(Judged.of(one)) == "kept with 16.7 % to spare"
     near = {**one, **moved(one, 3.0)}
     assert near["ends"] == pytest.approx([1e4 * 0.9**3, 1e4 * 1.1**3])
     assert str(Judged.of(near)) == "kept, but steps 6.3 % slower break it"  # 1.2 ** (1 / 3)
