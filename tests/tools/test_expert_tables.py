@@ -77,6 +77,20 @@ def test_even_choices_meet_fewer_experts_than_a_balanced_step_can(tmp_path: Path
     assert times["power_law_1.2"][1][:3] * 1e3 == pytest.approx([1, 2, 4])
 
 
+def test_large_steps_leave_tiles_half_empty(tmp_path: Path) -> None:
+    """1,024 tokens are two tiles of 128 for each of 8 experts if all are alike, and never are."""
+    rows = expert_rows((4096, 14336, 2, 8))
+    slower = {"power_law_1.01": 10.0, "power_law_1.2": 12.0}
+    for row in rows:
+        if row["num_tokens"] >= 64 and row["distribution"] in slower:
+            row["latency"] = slower[str(row["distribution"])]
+    table = Experts(moe(tmp_path, rows), H100, MIXTRAL, "bfloat16")
+    for whole, gpus, expected in ((False, 1, [8, 10]), (False, 2, [4, 10]), (True, 2, [4.4, 4.4])):
+        times = table.seconds(gpus, whole=whole)
+        assert times is not None
+        assert times["uniform"][1][-2:] * 1e3 == pytest.approx(expected, rel=1e-6)
+
+
 def test_slices_and_whole_experts_have_times_of_their_own(tmp_path: Path) -> None:
     data = moe(tmp_path, expert_rows((4096, 14336, 2, 8)))
     table = Experts(data, H100, MIXTRAL, "bfloat16")

@@ -7,8 +7,11 @@ A table of experts has the tokens of all GPUs together, and the time of the GPU 
 do. Under `balanced` routing the tokens of a step meet as many experts as can be, all equally often;
 under `power_law_1.01` and `power_law_1.2` the loads of experts are drawn from such a law. Tokens
 that choose evenly, each by itself, meet fewer experts in a small step: `uniform` is the balanced
-time, less the share of experts that nobody has chosen. More tokens take no shorter: where a table
-says so its times are smoothed (isotonic regression of their logarithms).
+time, less the share of experts that nobody has chosen. In a large step their loads differ, so that
+each expert's last tile is half empty, where balanced rows fill all: from `TILE` tokens an expert on
+`uniform` takes no less than the quicker law, if experts are few (of many, a law's busiest one takes
+longer than its tiles). More tokens take no shorter: where a table says so its times are smoothed
+(isotonic regression of their logarithms).
 """
 
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import numpy as np
 
 from calibration.errors import Floats
 from simulator.core.engine_config import UNIFORM
+from simulator.costs.profile import FINE_EXPERTS
 from simulator.costs.roofline import LAUNCH
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.spec import ModelSpec
@@ -33,6 +37,7 @@ SOURCE = "aiconfigurator"
 MIB = float(1 << 20)
 WEIGHT_BOUND = 256  # tokens: a GPU of this list does 150 to 420 operations per byte that it reads
 SMALL_TILES = 16
+TILE = 128  # tokens of an expert that kernels multiply at once, in large steps
 FUSED_BYTES = {2: 64 * MIB, 4: 32 * MIB, 8: MIB}
 """Largest message, by number of GPUs, that vLLM's pass `fuse_allreduce_rms` takes on Blackwell
 (`FI_ALLREDUCE_FUSION_MAX_SIZE_MB`)."""
@@ -295,6 +300,12 @@ class Experts:
                 found[routing] = tokens, np.exp(isotonic_regression(np.log(seconds)).x)
         if found and UNIFORM not in found:  # as in the A100's tables
             found[UNIFORM] = found[POWER_LAWS[0]]
+        elif not whole and POWER_LAWS[0] in found and self.model.num_experts < FINE_EXPERTS:
+            tokens, seconds = found[UNIFORM]
+            laws = [interpolate(tokens, *found[law]) for law in POWER_LAWS if law in found]
+            uneven = np.maximum(seconds, np.min(laws, axis=0))
+            full = tokens * self.model.num_experts_per_tok >= TILE * self.model.num_experts
+            found[UNIFORM] = tokens, np.where(full, uneven, seconds)
         return found or None
 
     def marlin(self, gpus: int) -> dict[str, tuple[Floats, Floats]] | None:
