@@ -39,6 +39,7 @@ from headway.planning.sensitivity import (
     LESS_CACHE,
     changed_costs,
     greedy_cost,
+    other_experts,
     sensitivities,
     unexplained,
 )
@@ -215,7 +216,7 @@ def _predict(
             drawn=drawn,
             told=run.count("max_num_batched_tokens") is not None,
             alike=drawn and not tells_lengths(run),
-            experts=spec.model.num_experts > 0,
+            experts=spec.model.num_experts,
         )
         outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:
@@ -251,10 +252,8 @@ def _changed(
     A load is a workload, and how many of its first requests are no part of the run; `other` is
     drawn anew.
     """
-    specs = {
-        name: replace(spec, cost=cost)
-        for name, cost in (changed_costs(spec.cost) | greedy_cost(spec)).items()
-    }
+    costs = changed_costs(spec.cost) | greedy_cost(spec) | other_experts(scenario)
+    specs = {name: replace(spec, cost=cost) for name, cost in costs.items()}
     if run.count("kv_capacity_tokens") is None:
         blocks = max(int(LESS_CACHE * spec.num_gpu_blocks), 1)
         specs["KV low"] = replace(spec, num_gpu_blocks=blocks)

@@ -39,7 +39,7 @@ from simulator.core.engine_config import AUTO, UNIFORM
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.costs.overhead import samples_truncated
-from simulator.costs.profile import EXPERT_KERNELS, POWER_LAWS
+from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.resolve import resolve
@@ -67,6 +67,8 @@ REST = {
 """By what share of the metric it may be less, and more, for what no cause explains."""
 EXPERTS = dict(zip(METRICS, ((0.06, 0.06), (0.06, 0.25), (0.06, 0.06), (0.06, 0.7)), strict=True))
 """The same besides where tokens choose experts: nobody knows which, and kernels differ."""
+OF_MANY = EXPERTS | dict.fromkeys(("mean_e2el_ms", "mean_tpot_ms"), (0.21, 0.34))
+"""And where there are many: gpt-oss-120b decodes in 0.8 of its time, Qwen3-30B-A3B in 1.33."""
 STEADY, FIRST = (0.03, 0.03), (0.11, 0.155)
 DRAWN = dict(zip(METRICS, (STEADY, FIRST, STEADY, FIRST), strict=True))
 """The same in a closed loop whose requests nobody recorded: prompts meet in waves."""
@@ -164,15 +166,14 @@ def other_experts(scenario: Scenario) -> dict[str, CostModel]:
     And with each kernel that the profile has times of.
     """
     engine, spec = scenario.engine, resolve(scenario)
-    if engine.expert_routing != AUTO or not spec.model.num_experts or scenario.cost:
-        return {}
     name = spec.cost.name.partition(" ")[0]
+    told = engine.expert_routing != AUTO or scenario.cost or name == "roofline"
+    if told or not spec.model.num_experts:
+        return {}
     changes: dict[str, dict[str, object]] = {
         routing: {"engine": engine.model_copy(update={"expert_routing": routing})}
         for routing in (UNIFORM, POWER_LAWS[-1])
-    }
-    for kernel in EXPERT_KERNELS:
-        changes[kernel] = {"cost": {"profile": name, "experts": kernel}}
+    } | {kernel: {"cost": {"profile": name, "experts": kernel}} for kernel in EXPERT_KERNELS}
     found = {}
     for word, change in changes.items():
         with suppress(HeadwayError, ValueError), warnings.catch_warnings():
@@ -237,16 +238,17 @@ def unexplained(
     drawn: bool,
     told: bool = True,
     alike: bool = False,
-    experts: bool = False,
+    experts: int = 0,
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return how far client effects and unknown causes may move each metric down and up, ms.
 
     `drawn` says that it is a closed loop whose requests are not recorded, `told` that the engine's
-    flags are, `alike` that answers may be equal or not, `experts` that the model has some.
+    flags are, `alike` that answers may be equal or not; `experts` is how many the model has.
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
-    shares = {"rest": REST} | ({"experts": EXPERTS} if experts else {})
+    off = OF_MANY if experts >= FINE_EXPERTS else EXPERTS
+    shares = {"rest": REST} | ({"experts": off} if experts else {})
     if drawn:
         shares |= {"requests": DRAWN | (ALIKE if alike else {})}
         shares |= {} if told else {"flags": UNTOLD}
@@ -350,7 +352,7 @@ def measure_sensitivity(
     drawn = load.trace is None and load.max_concurrency is not None
     more = None
     if result.spec.cost.residuals:
-        more = unexplained(base, drawn=drawn, experts=result.spec.model.num_experts > 0)
+        more = unexplained(base, drawn=drawn, experts=result.spec.model.num_experts)
     return sensitivities(base, found, more)
 
 

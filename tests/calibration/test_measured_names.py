@@ -3,7 +3,7 @@
 import pytest
 
 from calibration.measured import engine as aliases
-from calibration.measured.predict import assemble_run
+from calibration.measured.predict import assemble_run, predict
 from simulator.core.request import Chunk, Request, Step
 from simulator.util.errors import HeadwayWarning
 from tests.support.measured_runs import run_of
@@ -167,3 +167,18 @@ def test_a_run_with_marlins_kernel_is_priced_with_it():
         for more in ({}, {"notes": "VLLM_MXFP4_USE_MARLIN=1"})
     )
     assert 1.4 < marlin / usual < 2.2
+
+
+@pytest.mark.medium
+def test_experts_of_a_measured_run_are_as_unsure_as_their_tables(tmp_path):
+    """A first token by the kernel that takes longest is in the interval until one is named."""
+    load = {"rate_rps": "1", "n_requests": "8", "mean_input_tokens": "4000"}
+    load["mean_output_tokens"] = "9"
+    words = {"gpu": "H200", "model": "openai/gpt-oss-120b", "engine_version": "0.22", **load}
+    usual, marlin = (
+        next(one for one in outcome.sensitivity if one.metric == "mean_ttft_ms")
+        for more in ({}, {"notes": "VLLM_MXFP4_USE_MARLIN=1"})
+        for outcome in [predict(run_of(**words, **more), tmp_path, sensitivity=True)]
+    )
+    assert usual.interval[0] < usual.value < marlin.value < usual.interval[1]
+    assert next(iter(usual.shares)) == "experts"
