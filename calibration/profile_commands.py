@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from functools import reduce
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -81,21 +80,18 @@ def show(
 
 def coefficients() -> Iterator[dict[str, Any]]:
     """Yield every coefficient that no kernel table has: its value, and how that is known."""
-    from simulator.costs.overhead import FILE, NEWEST, find_overhead, read_version
-    from simulator.models.gpus import GPUS
+    from simulator.costs.roofline import EFFICIENCIES, measured_efficiencies
     from simulator.util.yaml_lines import parse, read_text
 
-    path = Path(FILE).with_name("coefficients.yaml")
+    path = EFFICIENCIES.with_name("coefficients.yaml")
     rows, _ = parse(read_text(path), str(path))
     assert isinstance(rows, list)
     for row in rows:
         place, name = row.pop("of"), row["name"]
-        kind, _, since = place.partition(" ")
-        if kind == "overhead":
-            version = read_version(since) or NEWEST
-            value = getattr(find_overhead(version, GPUS["H200"], "auto", overlapped=True), name)
+        if place == EFFICIENCIES.name:
+            value = {gpu: getattr(one, name) for gpu, one in measured_efficiencies().items()}
         else:
-            value = reduce(_part, name.split("."), import_module(place))
+            value = row.get("value") or reduce(_part, name.split("."), import_module(place))
         yield {"name": name, "value": value, **row}
 
 

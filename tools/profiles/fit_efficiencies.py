@@ -31,6 +31,7 @@ from tools.profiles.tables import GPU_TABLES, GpuTables, run_command
 MODELS = ("llama-3-8b", "qwen3-32b")
 MODELS_OF = {"rtx-4090": MODELS[:1]}
 DEGREES = (2, 4, 8)
+DEGREES_OF = {"l40s": (2,)}  # more depend on how a server connects them
 FP8 = "H200"
 PCIE = "RTX-PRO-6000"
 LARGE_MESSAGES = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
@@ -83,7 +84,7 @@ def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
 def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
     """Return latency and share of the link of all-reduces, their medians over TP degrees."""
     latency, link = [], []
-    for gpus in DEGREES:
+    for gpus in DEGREES_OF.get(tables.key, DEGREES):
         sums = AllReduce(data, tables, gpus)
         if not sums.measured:
             continue
