@@ -52,7 +52,7 @@ METRICS = {
     "TTFT P99": "p99_ttft_ms",
 }
 SHOWN = ("all", "run", "GPU", "source")
-"""The kinds of classes that the page shows; the CSV has all."""
+"""The kinds of classes that the page shows, those of several runs; the CSV has all."""
 WORSE = 0.02  # of a class's error, or of the share that its intervals hold
 SMALL = 3e9  # parameters of a dense model, fewer than which make it a small one
 SURE = 1e-9  # what rounding leaves
@@ -199,7 +199,7 @@ def as_markdown(lines: Sequence[Line]) -> str:
         some = lines[at : at + len(METRICS)]
         kind, name = some[0].kind, some[0].name
         title = (name if kind == "all" else f"{kind}: {name}") + _left_out(some[0])
-        if kind in SHOWN:
+        if kind in SHOWN and any(one.runs > 1 for one in some):
             rows.append(f"| {title} | {' | '.join(map(_cell, some))} |")
     return "\n".join([*rows, "", ""])
 
