@@ -11,7 +11,7 @@ whose bandwidth depends little on the card's bus: 24 GB/s on the server of RTX P
 that was measured. More than two on PCIe 4.0 reach `FEW_LANES`.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -67,8 +67,7 @@ UNMEASURED = 0.3
 """Standard deviation of log(measured / predicted) of steps on a GPU without tables: an estimate.
 With the usual shares the steps of Llama-3-8B and Qwen3-32B on each of ten GPUs with tables are off
 by 0.11 to 0.29 (root mean square); none of these is AMD's."""
-UNPACKED = 0.1
-"""The same of weights in 4 bits, whose products no table has: AWQ's take 10 to 17 % longer."""
+UNPACKED = 0.1  # the same of 4-bit weights, whose products no table has: AWQ's take 10 to 17 % more
 MAD_TO_SD = 1.4826  # standard deviation of a normal variable / median of its absolute values
 SIMILAR_GPUS = {
     "A100-40GB": "A100-80GB",
@@ -109,9 +108,8 @@ L40S reach 5.1 and eight 1.4 in AIConfigurator's table, which their profiles tak
 def measured_efficiencies() -> dict[str, Efficiency]:
     """Read the file that comes with the package."""
     raw = yaml.safe_load(EFFICIENCIES.read_text())
-    known = {field.name for field in fields(Efficiency)}
     return {
-        name: Efficiency(**{k: float(v) for k, v in shares.items() if k in known}, measured=name)
+        name: Efficiency(**{k: float(v) for k, v in shares.items()}, measured=name)
         for name, shares in raw["gpus"].items()
     }
 

@@ -68,7 +68,7 @@ def test_every_number_of_the_two_files_has_a_row() -> None:
     assert len(told) == len(overheads)
     shares = {name for name, _ in leaves(yaml.safe_load(EFFICIENCIES.read_text("utf-8")))}
     of_gpus = {row["name"] for row in PLACES if row["of"] == EFFICIENCIES.name}
-    assert of_gpus == shares - {"error_p95"}  # nothing reads it
+    assert of_gpus == shares
     usual = {f"USUAL.{one.name}" for one in fields(USUAL) if getattr(USUAL, one.name)}
     assert usual <= {row["name"] for row in ROWS}
 

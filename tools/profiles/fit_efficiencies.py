@@ -39,8 +39,8 @@ HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/costs/roofline.py explains
 # the keys. Written by `python -m tools.profiles.fit_efficiencies` from the tables of
 # AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
-# bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
-# roofline with these shares on the composed steps of these models. No all-reduce was timed on
+# bits on one GPU. `error` is the median relative error of a roofline with these shares on the
+# composed steps of these models. No all-reduce was timed on
 # RTX 4090: its `link` is the share that has the bandwidth of the RTX PRO 6000's; that of L40S is of
 # two GPUs, since four and more depend on how a server connects them. Where no fp8 products were
 # timed, `compute_fp8` is that of the H200.
@@ -140,7 +140,7 @@ def write_efficiencies(data: Path) -> None:
     measured_efficiencies.cache_clear()
     for tables in GPU_TABLES:
         off = roofline_fit_errors(data, tables)
-        found[tables.gpu.name] |= {"error": off.median, "error_p95": off.p95}
+        found[tables.gpu.name] |= {"error": off.median}
     _write(found)
 
 
