@@ -87,11 +87,11 @@ def coefficients() -> Iterator[dict[str, Any]]:
     rows, _ = parse(read_text(path), str(path))
     assert isinstance(rows, list)
     for row in rows:
-        place, name = row.pop("of"), row["name"]
+        place, name, value = row.pop("of"), row["name"], row.get("value")
         if place == EFFICIENCIES.name:
             value = {gpu: getattr(one, name) for gpu, one in measured_efficiencies().items()}
-        else:
-            value = row.get("value") or reduce(_part, name.split("."), import_module(place))
+        elif value is None:
+            value = reduce(_part, name.split("."), import_module(place))
         yield {"name": name, "value": value, **row}
 
 

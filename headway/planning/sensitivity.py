@@ -170,7 +170,7 @@ def other_experts(scenario: Scenario) -> dict[str, CostModel]:
     told = engine.expert_routing != AUTO or scenario.cost or name == "roofline"
     if told or not spec.model.num_experts:
         return {}
-    changes: dict[str, dict[str, object]] = {
+    changes: dict[str, dict[str, Any]] = {
         routing: {"engine": engine.model_copy(update={"expert_routing": routing})}
         for routing in (UNIFORM, POWER_LAWS[-1])
     } | {kernel: {"cost": {"profile": name, "experts": kernel}} for kernel in EXPERT_KERNELS}
