@@ -202,8 +202,7 @@ def roofline(
 def spread_of(gpu: Gpu, dtype: str) -> float:
     """Return the standard deviation of log(measured / predicted) of a roofline's steps."""
     own = measured_efficiencies().get(gpu.name)
-    least = UNPACKED if bytes_of(dtype) < 1 else 0.0
-    return max(MAD_TO_SD * own.error, least) if own else UNMEASURED
+    return max(MAD_TO_SD * own.error, UNPACKED * (bytes_of(dtype) < 1)) if own else UNMEASURED
 
 
 def _grid(model: ModelSpec, gpu: Gpu, dtype: str, routed: bool) -> npt.NDArray[np.float64]:
