@@ -17,7 +17,7 @@ demo: $(VENV)/installed
 # One more than there are cores: some tests wait for a server or a clock.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 # With CI=true, as in .ci/run: all that take less than ten seconds, half of the cases of those with
-# many, and half of the examples of the property tests; with CI=full, as every week: all there is.
+# many, a quarter of the examples of the property tests; with CI=full, as every week: all there is.
 # Without: none of two seconds, a fifth of the cases and of the examples, other ones each time.
 test: $(VENV)/installed-test
 	@echo "Tests of less than two seconds each; CI=true adds longer ones, CI=full all."

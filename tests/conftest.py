@@ -5,16 +5,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Where a change is judged (CI=true), every test that takes less than ten seconds or so, half of the
-# cases of a test that has many, and half of the examples, the same ones every time; every week
+# cases of a test that has many, and a quarter of the examples, the same ones every time; every week
 # (CI=full) the slow tests, all cases and all examples. Elsewhere no test that takes two seconds, a
 # fifth of the cases and of the examples, new ones each time, which find bugs.
 JUDGED = bool(os.environ.get("CI"))
 FULL = os.environ.get("CI") == "full"
 SHARE, LEAST = 1 if FULL else 2 if JUDGED else 5, 10
-settings.register_profile("ci", derandomize=True)
+EXAMPLES = 4 if SHARE == 2 else SHARE
+# On a machine that others use, too, an example may take any time.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 if JUDGED:
     settings.load_profile("ci")
 
@@ -39,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test = getattr(item, "obj", None)
         asked = getattr(test, "_hypothesis_internal_use_settings", None)
         if asked is not None and asked.max_examples > LEAST:
-            few = max(asked.max_examples // SHARE, LEAST)
+            few = max(asked.max_examples // EXAMPLES, LEAST)
             test._hypothesis_internal_use_settings = settings(asked, max_examples=few)
     if out:
         config.hook.pytest_deselected(items=[*out])
@@ -53,6 +57,24 @@ def data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("HEADWAY_DATA names no folder with the published data")
     return Path(folder)
+
+
+@pytest.fixture
+def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `check_policy` draw cases of up to 6 requests, not 15, but where all are wanted."""
+    if not FULL:
+        monkeypatch.setattr("simulator.testing.check.CASES", 48)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer: to train one takes a second."""
+    pytest.importorskip("tokenizers")
+    from headway.twin.api.tokenizers import train
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    assert train(folder, 1500)[0] == 1500
+    return folder
 
 
 @pytest.fixture

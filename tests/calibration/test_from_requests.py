@@ -288,7 +288,7 @@ def test_options_go_together(capsys, options, said):
     assert told.count("headway: error: ") == 1
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_real_server(data, write):
     """LLMServingSim's log of vLLM 0.19 on an RTX PRO 6000: from a step 2 ms too long."""
     text = """name: pro

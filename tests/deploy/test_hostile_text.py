@@ -17,6 +17,7 @@ from simulator.models.load import MODELS
 from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
+from tests.conftest import FULL
 
 HOSTILE = (
     "a\ntouch pwned #",
@@ -194,9 +195,13 @@ def test_the_keys_that_take_text_are_known() -> None:
 def test_text_of_any_key_is_data_or_refused_in_one_line(
     tmp_path: Path, path: tuple[str, ...]
 ) -> None:
-    """In scripts that bash runs with stubs, and in every YAML file: that very text or none."""
+    """In scripts that bash runs with stubs, and in every YAML file: that very text or none.
+
+    Every week all texts; else a third with each key, another one with the next.
+    """
     refusals: list[list[str]] = []
-    for number, text in enumerate(HOSTILE):
+    texts = HOSTILE if FULL else HOSTILE[KEYS.index(path) // 2 % 3 :: 3]
+    for number, text in enumerate(texts):
         folder = tmp_path / str(number)
         commands = folder / "stubs"
         commands.mkdir(parents=True)
@@ -237,15 +242,6 @@ def test_a_group_s_name_is_made_plain(tmp_path: Path, text: str) -> None:
         for one in yaml.safe_load_all(path.read_text()):
             if name := one.get("metadata", {}).get("name"):
                 assert set(name) <= {*"abcdefghijklmnopqrstuvwxyz0123456789-"}
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_scenario_s_name_is_refused(tmp_path: Path, text: str) -> None:
-    """It names a folder, too. The message is one line."""
-    with pytest.raises(HeadwayError, match="name: must begin with a letter or digit") as caught:
-        written(tmp_path, SCENARIO | {"model": "tiny-test", "name": text})
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.many

@@ -114,7 +114,7 @@ def test_remaining_tokens_are_those_that_are_known_of(more: dict, size: float) -
     assert VirtualFinishTime(weights={"a": 2}).size(request) == size
 
 
-@pytest.mark.medium
+@pytest.mark.usefixtures("few_cases")
 def test_check_policy() -> None:
     check_policy("virtual-finish-time", weights={"a": 0.3})
 

@@ -133,11 +133,6 @@ class LeastAllowed:
         return request.max_tokens or 0
 
 
-@pytest.mark.medium
-def test_a_policy_may_read_it() -> None:
-    check_policy(LeastAllowed)
-
-
 class RankedByAllowed:
     """The same, as an order of columns."""
 
@@ -145,9 +140,10 @@ class RankedByAllowed:
         return waiting.max_tokens
 
 
-@pytest.mark.medium
-def test_it_is_a_column_of_rank(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_cases")
+def test_a_policy_may_read_it_as_a_column_too(tmp_path: Path) -> None:
     """One at a time: 20 before 40 before 200."""
+    check_policy(LeastAllowed)
     check_policy(RankedByAllowed)
     text = SCENARIO.replace("POLICY", f"'{__name__}:RankedByAllowed'")
     found = play(tmp_path, text.replace("textbook,", "textbook, max_num_seqs: 1,")).requests

@@ -255,7 +255,7 @@ def test_the_last_moment_keeps_all_deadlines_with_a_fifth_of_the_preemptions() -
     assert [run[1] for run in (priority, eager, patient)] == pytest.approx([fcfs[1]] * 3, rel=2e-3)
 
 
-@pytest.mark.medium
+@pytest.mark.usefixtures("few_cases")
 def test_the_policy_beside_the_scenario_keeps_the_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of every policy; and it has fewer than 40 lines."""
     monkeypatch.syspath_prepend(str(EXAMPLES))

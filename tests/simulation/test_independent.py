@@ -15,6 +15,7 @@ from simulator.simulation.run import run, spread_cluster
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
+from tests.simulation.test_partitions import WEEKLY
 from tests.support.scenarios import SMALL
 
 CLUSTER = """
@@ -73,7 +74,7 @@ def test_each_by_itself_gives_the_bytes_of_one_fleet(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["loky", *WEEKLY])
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_every_backend_give_the_same_bytes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def files(
     return any(one.pages for one in result.logs), written
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", SEEDS)
 def test_packed_runs_write_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

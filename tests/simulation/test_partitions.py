@@ -26,6 +26,8 @@ from simulator.util.workers import use_backend
 from tests.simulation.test_stream import LENGTHS, PERCENTILES, flat
 from tests.support.scenarios import SMALL
 
+WEEKLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("dask", "ray")]
+"""Sweeps try them each time."""
 GROUPS = "groups: {a: {replicas: 4}, b: {replicas: 2, engine: {max_num_seqs: 2}}}"
 CASES = {
     "round robin": ["cluster={replicas: 6}", *LENGTHS],
@@ -97,7 +99,7 @@ def test_partitions_say_what_one_process_says(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["loky", *WEEKLY])
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_every_backend_say_the_same(name: str, tmp_path: Path) -> None:
     pytest.importorskip({"dask": "distributed", "loky": "joblib"}.get(name, name))
@@ -263,7 +265,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["loky", "dask"])
+@pytest.mark.parametrize("name", ["loky", WEEKLY[0]])
 @pytest.mark.filterwarnings("ignore")
 def test_the_part_of_a_worker_that_dies_is_done_again(name: str, tmp_path: Path) -> None:
     pytest.importorskip({"dask": "distributed", "loky": "joblib"}[name])

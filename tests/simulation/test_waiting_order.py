@@ -56,7 +56,7 @@ def test_the_one_that_has_computed_least_goes() -> None:
     assert preempted == [1, 0]
 
 
-@pytest.mark.medium
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", ["ResidualSJF", "CacheAffinity", "LeastComputedVictim"])
 def test_they_keep_the_laws(name: str) -> None:
     check_policy(f"vllm_proposals:{name}")

@@ -15,14 +15,14 @@ from simulator.testing.check import check_policy
 ARGUMENTS = {"hf-static": {"batch_size": 1}}  # its own default is more than the cases have seats
 
 
-@pytest.mark.many
+@pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_shipped_policy_keeps_the_laws(name: str) -> None:
     """Those added later too."""
     check_policy(name, **ARGUMENTS.get(name, {}))
 
 
-@pytest.mark.medium
+@pytest.mark.usefixtures("few_cases")
 def test_arguments_are_handed_on() -> None:
     """And refused as in a scenario."""
     check_policy("fair", weights={"a": 3}, output_weight=1)

@@ -16,7 +16,7 @@ from headway.twin.api.bodies import REFUSALS, ChatBody
 from headway.twin.api.messages import WORDS
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
-from headway.twin.api.tokenizers import BpeTokens, train
+from headway.twin.api.tokenizers import BpeTokens
 from headway.twin.commands import _tell_end
 from headway.twin.fault_injection import FAILURES
 from headway.twin.options import ServeOptions
@@ -155,9 +155,8 @@ def test_errors_of_messages_are_in_anthropics_form() -> None:
     served_by(play)
 
 
-def test_the_smaller_addresses(tmp_path: Any) -> None:
-    train(tmp_path, 600)
-    counter = BpeTokens(tmp_path)
+def test_the_smaller_addresses(tokenizer: Path) -> None:
+    counter = BpeTokens(tokenizer)
 
     async def play(client: ClientSession, _: Server) -> None:
         async def get(path: str, status: int = 200) -> Any:
@@ -181,7 +180,7 @@ def test_the_smaller_addresses(tmp_path: Any) -> None:
         response = await client.post("/v1/embeddings", json={"input": "a"})
         assert (response.status, await response.json()) == (404, {"detail": "Not Found"})
 
-    served_by(play, tokenizer=tmp_path)
+    served_by(play, tokenizer=tokenizer)
 
 
 def test_words_cannot_be_read_back_from_their_tokens() -> None:
@@ -360,10 +359,9 @@ def test_chats_that_vllm_refuses(more: dict[str, Any], told: str | None) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_are_told_where_they_are_asked_for(stream: bool, tmp_path: Path) -> None:
+def test_tokens_are_told_where_they_are_asked_for(stream: bool, tokenizer: Path) -> None:
     """A completion has its prompt's in the choice, a chat beside the choices."""
-    train(tmp_path, 600)
-    counter = BpeTokens(tmp_path)
+    counter = BpeTokens(tokenizer)
 
     async def play(client: ClientSession, _: Server) -> None:
         more = {"max_tokens": 5, "ignore_eos": True, "return_token_ids": True, "stream": stream}
@@ -387,4 +385,4 @@ def test_tokens_are_told_where_they_are_asked_for(stream: bool, tmp_path: Path) 
             assert len(tokens) == 5
             assert counter.decode(tokens) == "".join(texts)
 
-    served_by(play, tokenizer=tmp_path)
+    served_by(play, tokenizer=tokenizer)

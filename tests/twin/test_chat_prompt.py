@@ -1,6 +1,7 @@
 """What a model sees of a chat: by a template, as vLLM makes it, or by an estimate that says so."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from headway.cli.main import main
 from headway.twin.api.bodies import BadRequestError, ChatBody
 from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.chat_template import ChatTemplate, own_template
-from headway.twin.api.tokenizers import TokenCounter, train
+from headway.twin.api.tokenizers import TokenCounter
 from headway.twin.server import Server, token_counter
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
@@ -139,9 +140,8 @@ def test_a_template_is_kept_in_its_sandbox(word: str) -> None:
         tokens_of(counter)
 
 
-def test_a_tokenizer_brings_its_template(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    train(tmp_path, 400)
+def test_a_tokenizer_brings_its_template(tokenizer: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
     config["chat_template"] = [
@@ -222,10 +222,8 @@ def test_without_a_template_tools_and_calls_are_estimated_and_it_is_said() -> No
     served_by(play)
 
 
-def test_a_trained_tokenizer_counts_tools_and_calls(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    train(tmp_path, 400)
-    counter = token_counter(tmp_path)
+def test_a_trained_tokenizer_counts_tools_and_calls(tokenizer: Path) -> None:
+    counter = token_counter(tokenizer)
 
     def count(**body: Any) -> int:
         return len(chat_prompt(ChatBody.model_validate(body), counter)[0].tokens)
@@ -236,9 +234,8 @@ def test_a_trained_tokenizer_counts_tools_and_calls(tmp_path: Path) -> None:
     assert count(messages=[CHAT[0], CHAT[2]], tools=TOOLS) > alone + 20 * 300
 
 
-def test_with_a_template_the_prompt_is_what_it_makes(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    train(tmp_path, 400)
+def test_with_a_template_the_prompt_is_what_it_makes(tokenizer: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
 
     async def play(client: ClientSession, server: Server) -> None:

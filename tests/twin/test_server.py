@@ -19,7 +19,7 @@ from aiohttp import ClientSession
 
 from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types
 from headway.twin.api.openai import Reader
-from headway.twin.api.tokenizers import BpeTokens, TokenCounter, train
+from headway.twin.api.tokenizers import BpeTokens, TokenCounter
 from headway.twin.server import Server
 from simulator.util.errors import HeadwayError
 from tests.support.twins import events, malformed, served_by, twin
@@ -27,13 +27,6 @@ from tests.support.twins import events, malformed, served_by, twin
 JSON = {"Content-Type": "application/json"}
 READER = Reader("m", TokenCounter(), 100)
 PROMPT = " ".join(f"word{number}" for number in range(100))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    assert train(folder, 1500)[0] == 1500
-    return folder
 
 
 @pytest.mark.medium

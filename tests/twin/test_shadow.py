@@ -210,17 +210,10 @@ def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
     """A server that nobody asks anything."""
     with twin(str(path), "--port", "0") as ((url,), _):
         options = "--duration", "2", "--window", "1", "--interval", "0.5"
-        found = headway("shadow", "--url", url, "--scenario", str(path), *options)
-    assert found.returncode == 2
-    assert "nothing to compare: no request came" in found.stdout
-
-
-@pytest.mark.medium
-def test_json_of_nothing(path: Path) -> None:
-    with twin(str(path), "--port", "0") as ((url,), _):
-        options = "--duration", "2", "--window", "1", "--interval", "0.5", "--json"
-        found = headway("shadow", "--url", url, "--scenario", str(path), *options)
-    assert found.returncode == 2
+        command = "shadow", "--url", url, "--scenario", str(path), *options
+        text, found = headway(*command), headway(*command, "--json")
+    assert text.returncode == found.returncode == 2
+    assert "nothing to compare: no request came" in text.stdout
     assert json.loads(found.stdout) == {"requests": 0, "windows": [], "parted": {}}
 
 
