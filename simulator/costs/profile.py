@@ -162,10 +162,10 @@ def settings_of(model: ModelSpec, engine: EngineConfig) -> dict[str, object]:
 def _cost_alike(one: object, two: object) -> bool:
     """Compare two settings; dtypes of the same kind and width take the same time."""
     one, two = ("fp8" if word in FP8_DTYPES else word for word in (one, two))
-    halves = {word for word in (one, two) if isinstance(word, str) and _is_half(word)}
-    return one == two or halves == {one, two}
+    return one == two or all(isinstance(word, str) and _is_half(word) for word in (one, two))
 
 
+@cache
 def _is_half(word: str) -> bool:
     try:
         return bytes_of(word) == HALF
