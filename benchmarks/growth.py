@@ -8,10 +8,10 @@ router. *Sizes*: as many requests, of a fleet as many for each replica, meet mor
 names; a trace is read, not simulated.
 Each is run with 1, 2, 4 and 8 times as many, in turns, and the best round counts; the exponent is
 the slope of the logarithms of what a request costs, without what an empty run takes. At 0 it costs
-the same, and n log n is 0.1 here. Nothing may have more than 0.1 but what keeps who waits in an
-order, as a heap finds less and less in the processor's caches: that may have 0.25. What has more is
-measured once more, since machines disturb; if it has again, the exit code is 1. A picture, `--out`,
-is drawn where nothing has been named.
+the same, and n log n is 0.1 here. Nothing may have more than 0.1 but what keeps who waits, or which
+replica's step ends next, in an order, as a heap finds less and less in the processor's caches: that
+may have 0.25. What has more is measured once more, since machines disturb; if it has again, the
+exit code is 1. A picture, `--out`, is drawn where nothing has been named.
 """
 
 import argparse
@@ -39,9 +39,9 @@ MOST = 0.1
 MOST_SORTING = 0.25
 SORTING = {
     *("priority", "preemptive", "deadline", "sjf", "srpt", "hrrn", "mlfq", "boost"),
-    *("fair", "wfq", "drr", "virtual-finish-time", "sglang", "radix tree"),
+    *("fair", "wfq", "drr", "virtual-finish-time", "sglang", "radix tree", "replicas"),
 }
-"""What keeps who waits in an order."""
+"""What keeps who waits in an order, or which replica's step ends next."""
 TIMES = (1, 2, 4, 8)
 ARGUMENTS = {"sjf": {"by": "hint"}, "hrrn": {"by": "hint"}, "boost": {"by": "hint"}}
 
