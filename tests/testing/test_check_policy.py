@@ -123,7 +123,7 @@ class Clairvoyant:
         return request.arrival
 
     def victim(self, running: Mapping[Request, None]) -> Request:
-        return max(running, key=lambda request: request.last_tick)
+        return max(running, key=Request.output_tokens.__get__)
 
 
 class Hasty(Fair):
