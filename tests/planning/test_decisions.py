@@ -162,12 +162,12 @@ def test_what_costs_nothing_is_the_first_advice(tmp_path: Path, capsys) -> None:
         "goodput=null",
         "slo=[p99_ttft_ms<=3000]",
     ]
-    keys += ["workload.request_rate=8", "workload.num_prompts=600", "workload.output_len=200"]
+    keys += ["workload.request_rate=8.5", "workload.num_prompts=600", "workload.output_len=200"]
     assert main(["diagnose", "demo", *sets(*keys), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["trials"][0]
     assert (first["advice"]["key"], first["advice"]["to"]) == ("workload.max_tokens", 200)
     assert first["missed"] == 0
-    long = [*keys, "workload.num_prompts=1500", "seed=100"]
+    long = [*keys, "workload.request_rate=8", "workload.num_prompts=1500", "seed=100"]
     for more, met in (([], False), (["workload.max_tokens=200"], True)):
         assert run(load_scenario("demo", [*long, *more])).summary()["headway"]["slo_met"] is met
 
