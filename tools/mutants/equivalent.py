@@ -69,11 +69,6 @@ OTHERS = {
         "if abs(quotient - 1.0) >= TOLERANCE and up:",
     ): "0.1 in binary is no difference of 1 and another number: it has three digits too many",
     (
-        "cluster/fleet.py",
-        "if when < self._armed:",
-        "if when <= self._armed:",
-    ): "a second alarm for the same instant takes the place of the first, which has no effect",
-    (
         "costs/piecewise.py",
         "longest = end if end > longest else longest",
         "longest = end if end >= longest else longest",
