@@ -50,15 +50,15 @@ EXPERTS = """\
     of experts that nobody has chosen."""
 WITH_MARLIN = """\
   - Marlin's kernel, which vLLM before 0.12 runs, was not timed with these experts on this GPU.
-    Those of int4 were: scaled, beside the launches, by the padded bytes of all experts at as many
-    tokens an expert. On L40S and RTX PRO 6000, which have both, half of the rows are within -9 and
-    +2 % of that."""
+    Its times with int4 experts are scaled, beside the launches, by all experts' padded bytes at as
+    many tokens an expert. On L40S and RTX PRO 6000, which have both, half of the rows are within -9
+    and +2 % of that."""
 BESIDE = """\
   - Shared experts run beside the chosen ones in steps of up to {most} tokens, as in vLLM since
     0.11.1, as far as the memory can serve both; beyond, after them."""
 WINDOWED = """\
-  - Layers with a window of {window} tokens have the times of kernels without one, of so many
-    tokens."""
+  - Layers with a window of {window} tokens have the times of kernels without one at that
+    context."""
 
 FA2_MIXED = """\
   - No mixed step was timed on this GPU. In one FlashAttention-2 computes each decode as a tile of
@@ -76,7 +76,7 @@ SEPARATE_MIXED = """\
 
 FARTHER = """\
   - No step with more than {timed:,} cached tokens was timed. Beyond, decode attention is taken to
-    go on in a straight line, as far as the GPU's memory could hold a cache, at most 4 times."""
+    go on in a straight line, up to the largest cache that fits the GPU, at most 4 times as far."""
 
 AICONFIGURATOR = """\
 - repository: https://github.com/ai-dynamo/aiconfigurator
