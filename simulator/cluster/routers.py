@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from random import Random
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -127,7 +127,7 @@ class RoundRobin:
 class Uniform(Pool):
     """Each with the same probability, whatever it has to do."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: Annotated[int, "of its random choices"]) -> None:
         super().__init__()
         self._random = Random(seed)
 
@@ -153,7 +153,7 @@ class Uniform(Pool):
 class PowerOfTwo(Pool):
     """The one of two drawn at random with fewer requests (Mitzenmacher, 2001)."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: Annotated[int, "of its random choices"]) -> None:
         super().__init__()
         self._random = Random(seed)
 
@@ -229,7 +229,7 @@ class SessionAffinity(Least):
     of no session and without a client's name go to the least busy.
     """
 
-    def __init__(self, *, capacity: int = 1_000_000) -> None:
+    def __init__(self, *, capacity: Annotated[int, "sessions and clients"] = 1_000_000) -> None:
         super().__init__()
         raise_if((capacity < 1, "capacity", f"must be at least 1, not {capacity}"))
         self._capacity = capacity
@@ -262,11 +262,11 @@ class PrefixAware(Least):
     def __init__(
         self,
         *,
-        chunk: int = 64,
-        threshold: float = 0.3,
-        balance_abs: int = 64,
-        balance_rel: float = 1.5,
-        capacity: int = 1_000_000,
+        chunk: Annotated[int, "tokens"] = 64,
+        threshold: Annotated[float, "share of the prompt"] = 0.3,
+        balance_abs: Annotated[int, "requests"] = 64,
+        balance_rel: Annotated[float, "times the least busy one's requests"] = 1.5,
+        capacity: Annotated[int, "chunks"] = 1_000_000,
     ) -> None:
         super().__init__()
         raise_if(

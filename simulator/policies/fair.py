@@ -18,7 +18,7 @@ from math import ceil
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.policies.policy import Batch
+from simulator.policies.policy import Batch, Factor, PerSecond, Tokens
 from simulator.util.errors import MappingError
 from simulator.util.from_mapping import annotation_faults, check_range, raise_if
 
@@ -80,8 +80,8 @@ class ClientQueues:
         self,
         *,
         weights: Mapping[str, float] | None = None,
-        input_weight: float = 1.0,
-        output_weight: float = 2.0,
+        input_weight: Factor = 1.0,
+        output_weight: Factor = 2.0,
     ) -> None:
         _check_weights(weights, input_weight, output_weight)
         self.weights = weights or {}
@@ -304,9 +304,9 @@ class WFQ(SmallestFirst):
         self,
         *,
         weights: Mapping[str, float] | None = None,
-        boost: float = 0.0,
-        input_weight: float = 1.0,
-        output_weight: float = 2.0,
+        boost: PerSecond = 0.0,
+        input_weight: Factor = 1.0,
+        output_weight: Factor = 2.0,
     ) -> None:
         super().__init__(weights=weights, input_weight=input_weight, output_weight=output_weight)
         raise_if(check_range("boost", boost, 0, MOST))
@@ -354,9 +354,9 @@ class DRR(ClientQueues):
         self,
         *,
         weights: Mapping[str, float] | None = None,
-        quantum: int = 512,
-        input_weight: float = 1.0,
-        output_weight: float = 2.0,
+        quantum: Tokens = 512,
+        input_weight: Factor = 1.0,
+        output_weight: Factor = 2.0,
     ) -> None:
         super().__init__(weights=weights, input_weight=input_weight, output_weight=output_weight)
         raise_if(check_range("quantum", quantum, 1, MOST))

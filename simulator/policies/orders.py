@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Request
-from simulator.policies.policy import Batch, hint_of
+from simulator.policies.policy import Batch, PerSecond, Seconds, hint_of
 from simulator.policies.waiting_queues import RatioQueue
 from simulator.util.errors import MappingError
 from simulator.util.from_mapping import raise_if
@@ -22,7 +22,19 @@ from simulator.util.from_mapping import raise_if
 SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
 
 
-class SJF:
+class BySize:
+    """What policies have in common that rank by a size: `by` names one of SIZES."""
+
+    reads = "size"
+
+    def __init__(self, by: str = "prompt") -> None:
+        if by not in SIZES:
+            raise MappingError("by", f"must be one of {', '.join(SIZES)}, not {by!r}")
+        self.by = by
+        self.needs_hint = by != "prompt"
+
+
+class SJF(BySize):
     """The shortest first: by its prompt, its predicted answer (`by: hint`) or both (`by:
     total`). A second of waiting counts as `ageing` tokens less.
 
@@ -30,14 +42,12 @@ class SJF:
     what it was.
     """
 
-    reads = "size"
     trials = ({"by": "total", "ageing": 5},)
 
-    def __init__(self, by: str = "prompt", ageing: float = 0.0) -> None:
-        check_by(by)
+    def __init__(self, by: str = "prompt", ageing: PerSecond = 0.0) -> None:
+        super().__init__(by)
         raise_if((not 0 <= ageing < inf, "ageing", f"must be 0 or more, not {ageing}"))
-        self.by, self.ageing = by, ageing
-        self.needs_hint = by != "prompt"
+        self.ageing = ageing
 
     def key(self, request: Request) -> tuple[float, float]:
         return size_of(request, self.by) + self.ageing * request.arrival, request.arrival
@@ -63,7 +73,7 @@ def _urgency(request: Request) -> tuple[int, float]:
     return request.priority, request.arrival
 
 
-class HRRN:
+class HRRN(BySize):
     """The highest response ratio, (waited + size) / size, first; `by` as in sjf.
 
     Highest response ratio next (Brinch Hansen, "Short-term scheduling in multiprogramming
@@ -74,13 +84,7 @@ class HRRN:
     As in the original, the choice is made when a place or blocks become free, and preempts nobody.
     """
 
-    reads = "size"
     trials = ({"by": "hint"},)
-
-    def __init__(self, by: str = "prompt") -> None:
-        check_by(by)
-        self.by = by
-        self.needs_hint = by != "prompt"
 
     def rank(self, waiting: Any, now: float) -> npt.NDArray[np.float64]:
         if self.by == "prompt":
@@ -95,7 +99,7 @@ class HRRN:
         return RatioQueue(partial(size_of, by=self.by))
 
 
-class Boost:
+class Boost(BySize):
     """First come, first served by arrival times that are earlier for small requests, which
     bounds the tail; `by` as in sjf, `token_time` seconds per token; a large `gamma` (1/s) is
     close to fcfs.
@@ -109,29 +113,23 @@ class Boost:
     order and preempts nobody; a size is `token_time` seconds per token.
     """
 
-    reads = "size"
     trials = ({"gamma": 0.5, "token_time": 0.1},)
 
-    def __init__(self, by: str = "prompt", gamma: float = 0.1, token_time: float = 1e-3) -> None:
-        check_by(by)
+    def __init__(
+        self, by: str = "prompt", gamma: PerSecond = 0.1, token_time: Seconds = 1e-3
+    ) -> None:
+        super().__init__(by)
         raise_if(
             (not 0 < gamma < inf, "gamma", f"must be more than 0 per second, not {gamma}"),
             (not 0 < token_time < inf, "token_time", f"must be more than 0 s, not {token_time}"),
         )
-        self.by, self.gamma, self.token_time = by, gamma, token_time
-        self.needs_hint = by != "prompt"
+        self.gamma, self.token_time = gamma, token_time
 
     def key(self, request: Request) -> float:
         x = self.gamma * self.token_time * size_of(request, self.by)
         # -log(1 - exp(-x)), each branch where it loses no digits
         boost = -log(-expm1(-x)) if x < 1 else -log1p(-exp(-x))
         return request.arrival - boost / self.gamma
-
-
-def check_by(by: str) -> None:
-    """Raise ValueError unless `by` names a size that a request is ranked by."""
-    if by not in SIZES:
-        raise MappingError("by", f"must be one of {', '.join(SIZES)}, not {by!r}")
 
 
 def size_of(request: Request, by: str) -> int:

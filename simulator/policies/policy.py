@@ -8,13 +8,20 @@ the scenario, with keyword arguments beside `policy`. What it does wrong is told
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.util.errors import HeadwayError, one_line
 
 SHORT = 60  # characters of a key that a message quotes
+
+# What an argument of a policy is; an error about one says it.
+Seconds = Annotated[float, "s"]
+PerSecond = Annotated[float, "per second"]
+Factor = Annotated[float, "factor"]
+Tokens = Annotated[int, "tokens"]
+Priorities = Annotated[float, "priorities"]
 
 
 class Policy(Protocol):

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 from simulator.core.request import Request
-from simulator.policies.policy import RunningView, hint_of
+from simulator.policies.policy import Factor, PerSecond, Priorities, RunningView, Tokens, hint_of
 from simulator.util.errors import MappingError, field_errors
 from simulator.util.from_mapping import check_range, raise_if, read
 
@@ -25,7 +26,7 @@ class Preemptive:
     steady = True
     trials = ({"threshold": 1, "ageing": 0.7},)
 
-    def __init__(self, threshold: float = 0.0, ageing: float = 0.0) -> None:
+    def __init__(self, threshold: Priorities = 0.0, ageing: PerSecond = 0.0) -> None:
         raise_if(
             (not 0 <= threshold < inf, "threshold", f"must be 0 or more, not {threshold}"),
             (not 0 <= ageing < inf, "ageing", f"must be 0 or more, not {ageing}"),
@@ -47,8 +48,8 @@ class Preemptive:
 class Due:
     """How long a client waits for its first token, and for each further one, ms."""
 
-    ttft: float
-    tpot: float
+    ttft: Annotated[float, "ms"]
+    tpot: Annotated[float, "ms"]
 
     def __post_init__(self) -> None:
         each = (("ttft", self.ttft), ("tpot", self.tpot))
@@ -83,9 +84,9 @@ class Deadline:
 
     def __init__(
         self,
-        ttft: float = 1000.0,
-        tpot: float = 50.0,
-        slack: float = 1000.0,
+        ttft: Annotated[float, "ms"] = 1000.0,
+        tpot: Annotated[float, "ms"] = 50.0,
+        slack: Annotated[float, "ms"] = 1000.0,
         clients: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.default = Due(ttft, tpot).seconds
@@ -137,7 +138,7 @@ class SRPT:
     needs_hint = True
     trials = ({"margin": 3, "limit": 0.5},)
 
-    def __init__(self, margin: int = 0, limit: float = 1.0) -> None:
+    def __init__(self, margin: Tokens = 0, limit: Factor = 1.0) -> None:
         raise_if(
             (margin < 0, "margin", f"must be 0 tokens or more, not {margin}"),
             (not 0 <= limit < inf, "limit", f"must be 0 or more, not {limit}"),
@@ -190,11 +191,11 @@ class MLFQ:
 
     def __init__(
         self,
-        quantum: int = 16,
-        ratio: float = 2.0,
-        levels: int = 6,
-        prefill_rate: int = 256,
-        starvation: float = 3.0,
+        quantum: Annotated[int, "steps"] = 16,
+        ratio: Factor = 2.0,
+        levels: Annotated[int, "levels"] = 6,
+        prefill_rate: Annotated[int, "prompt tokens that count as one step"] = 256,
+        starvation: Annotated[float, "s"] = 3.0,
     ) -> None:
         raise_if(
             (quantum < 1, "quantum", f"must be 1 step or more, not {quantum}"),

@@ -8,7 +8,7 @@ from math import inf
 
 from simulator.core.request import Request
 from simulator.policies.fair import check_shares
-from simulator.policies.policy import Batch
+from simulator.policies.policy import Batch, Factor
 from simulator.util.from_mapping import check_range, raise_if
 
 STALE = 0.05  # shares of the longest wait that are off by more are taken anew
@@ -54,7 +54,7 @@ class VirtualFinishTime:
     moves = False  # `refresh` is called when it may have
 
     def __init__(
-        self, *, weights: Mapping[str, float] | None = None, starvation_boost: float = 0.3
+        self, *, weights: Mapping[str, float] | None = None, starvation_boost: Factor = 0.3
     ) -> None:
         if weights is not None:
             check_shares(weights)

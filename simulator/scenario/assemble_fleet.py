@@ -19,7 +19,7 @@ from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.settle import Attempt, at_once
 from simulator.util.config import Named
 from simulator.util.errors import MappingError, did_you_mean, one_line
-from simulator.util.from_mapping import short_repr
+from simulator.util.from_mapping import annotation_faults
 from simulator.util.user_code import load_user_code
 
 Maker = Callable[..., Router]
@@ -96,10 +96,8 @@ def _settle(own: EngineBlocks, key: str, spec: Named) -> Maker:
         if argument not in known:
             there = ", ".join(known) or "none"
             raise MappingError(argument, f"{name} takes no such argument; there is {there}")
-        whole = known[argument].annotation is int
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            words = "a whole number" if whole else "a number"
-            raise MappingError(argument, f"must be {words}, not {short_repr(value)}")
+        if faults := annotation_faults(argument, known[argument].annotation, value):
+            raise MappingError(faults)
 
     def make(number: int = 0) -> Router:
         draws = {"seed": own.seed + number} if "seed" in known else {}

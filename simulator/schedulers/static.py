@@ -5,7 +5,7 @@ As in the textbooks, and as `generate` of Hugging Face in a loop.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from simulator.core.log import pack_seat
 from simulator.core.request import Chunk, Request, Step
@@ -49,8 +49,8 @@ class Static(SchedulerBase):
         blocks: BlockCounter,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        batch_size: int | None = None,
-        timeout: float = 0.1,
+        batch_size: Annotated[int | None, "requests"] = None,
+        timeout: Annotated[float, "s"] = 0.1,
         deliver: Deliver = "each",
     ) -> None:
         super().__init__(blocks, limits)
@@ -241,7 +241,7 @@ class HfStatic(Static):
         blocks: BlockCounter,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        batch_size: int | None = None,
+        batch_size: Annotated[int | None, "requests"] = None,
         deliver: Deliver = "each",
     ) -> None:
         never_reached = limits.max_num_seqs * limits.max_model_len

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
@@ -44,9 +45,9 @@ class Tgi(ContinuousBatching):
         blocks: BlockCounter,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        waiting_served_ratio: float = 0.3,
-        max_waiting_tokens: int = 20,
-        max_batch_total_tokens: int | None = None,
+        waiting_served_ratio: Annotated[float, "waiting / running requests"] = 0.3,
+        max_waiting_tokens: Annotated[int, "decode steps"] = 20,
+        max_batch_total_tokens: Annotated[int | None, "tokens"] = None,
         max_new_tokens: MaxNewTokens = None,
     ) -> None:
         total = max_batch_total_tokens

@@ -1,5 +1,7 @@
 """The default scheduler of vLLM before V1: prompts first, whole, and a queue of those swapped."""
 
+from typing import Annotated
+
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
@@ -56,7 +58,7 @@ class VllmV0(ContinuousBatching):
         blocks: BlockCounter,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        scheduler_delay_factor: float = 0.0,
+        scheduler_delay_factor: Annotated[float, "times the last step of prompts"] = 0.0,
     ) -> None:
         raise_if(check_range("scheduler_delay_factor", scheduler_delay_factor, 0, 1000))
         super().__init__(blocks, limits)

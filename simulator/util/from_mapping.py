@@ -86,6 +86,9 @@ WORDS: dict[Any, str] = {
     dict: "a mapping of keys",
 }
 """What a value of a plain type must be."""
+# Types that arguments are checked against, by their text.
+PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool)}
+PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
 ACCEPTED: dict[Any, Any] = {int: Integral, float: Real}
 """What else is of a plain type: a whole number is a number; numpy's are both."""
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
@@ -319,13 +322,14 @@ def parse_number(value: S) -> S | float:
 
 
 def annotation_faults(name: str, annotation: object, value: object) -> list[FieldError]:
-    """Return why a value does not fit an annotation, or its text, of a plain type; others fit."""
-    for kind in (int, float, str, bool):
-        texts = {kind.__name__: kind, f"{kind.__name__} | None": kind | None}
-        for text, one in texts.items():
-            if annotation in (one, text):
-                return parse_faults(name, partial(read, one), value)
-    return []
+    """Return why a value does not fit an annotation, or its text, of a plain type; others fit.
+
+    Of an `Annotated` number it says the unit too.
+    """
+    field = FieldInfo.of(annotation, None)
+    kinds = [kind for text, kind in PLAIN.items() if field.annotation in (text, kind)]
+    faults = [fault for kind in kinds for fault in parse_faults(name, partial(read, kind), value)]
+    return _explain({split_key(name)[0]: field}, faults)
 
 
 def short_repr(value: object) -> str:

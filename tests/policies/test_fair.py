@@ -192,7 +192,10 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
         ),
         ("policy: wfq, boost: -1", "boost: must be from 0 to 1e+06, not -1"),
         ("policy: drr, quantum: 0", "quantum: must be from 1 to 1e+06, not 0"),
-        ("policy: drr, quantum: 0.5", "quantum: must be a whole number such as 64, not 0.5"),
+        (
+            "policy: drr, quantum: 0.5",
+            "quantum: must be a whole number such as 64, not 0.5 (tokens)",
+        ),
     ],
 )
 def test_wrong_arguments_are_told_with_their_line(write, arguments: str, message: str) -> None:

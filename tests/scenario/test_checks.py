@@ -33,7 +33,7 @@ BAD = [
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: many}\n",
         "s.yaml:2: engine.scheduling_policy.batch_size: must be a whole number such as 64, not "
-        "'many'",
+        "'many' (requests)",
     ),
     (
         "cost: {kind: linear, base: 1e300}\n",
@@ -121,8 +121,8 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         (
             "policy: static, batch_size: x, timeout: y",
             [
-                "batch_size: must be a whole number such as 64, not 'x'",
-                "timeout: must be a number, not 'y'",
+                "batch_size: must be a whole number such as 64, not 'x' (requests)",
+                "timeout: must be a number, not 'y' (s)",
             ],
         ),
         (

@@ -1,17 +1,20 @@
 """A number that is none: one line names its key, what was seen, and its unit or meaning."""
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 import pytest
 
+from simulator.cluster.routers import ROUTERS
 from simulator.costs.overhead import Overhead
 from simulator.costs.profile import FORMS, RESERVED_FIELDS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
+from simulator.scenario.policy_table import POLICIES
 from simulator.util.errors import HeadwayError
-from simulator.util.from_mapping import NUMERIC, keys_of
+from simulator.util.from_mapping import NUMERIC, FieldInfo, keys_of
 from simulator.workload.adapters import Adapters
 from simulator.workload.arrivals import Diurnal
 from simulator.workload.distributions import KINDS
@@ -22,6 +25,7 @@ from simulator.workload.sessions import PrefixGroups, Sessions
 Path = tuple[str | int, ...]
 """The keys that lead to a value; a list's item has its index."""
 SCHEMA = json_schema()
+PLAIN_NUMBERS = (int, float, int | None, float | None)
 INPUT_LEN = "tokens of a prompt; null: 1024"
 DATACLASSES: list[tuple[Path, type, dict[Path, object]]] = [
     (("workload",), Generator, {("workload", "clients"): 1}),
@@ -112,6 +116,26 @@ def test_numbers_of_dataclasses_say_what_they_are(above, cls, beside) -> None:
             meanings = [field.description] if field.description else [INPUT_LEN, "seconds", "(s)"]
             assert "'abc'" in line
             assert any(meaning in line for meaning in meanings), line
+
+
+def test_arguments_of_policies_and_routers_say_what_they_are() -> None:
+    tables = ((("engine", "scheduling_policy"), POLICIES), (("cluster", "router"), ROUTERS))
+    seen = 0
+    for path, table in tables:
+        for name, cls in table.items():
+            for argument, parameter in signature(cls).parameters.items():
+                field = FieldInfo.of(parameter.annotation, None)
+                if field.annotation not in PLAIN_NUMBERS:
+                    continue
+                beside: dict[Path, object] = {("cluster", "replicas"): 2}
+                one = {(*path, path[-1].removeprefix("scheduling_")): name}
+                (line,) = lines_on(
+                    (*path, argument), with_values({**beside, **one, (*path, argument): "abc"})
+                )
+                assert field.description, f"{name}: {argument}"
+                assert line.endswith(f"not 'abc' ({field.description})")
+                seen += 1
+    assert seen > 40
 
 
 @pytest.mark.parametrize(

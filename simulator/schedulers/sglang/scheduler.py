@@ -4,7 +4,7 @@ retracting some. It is one class and one file, as in SGLang; what can be told ap
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Chunk, Load, Request, Step
@@ -89,25 +89,25 @@ class SgLang(ContinuousBatching):
         limits: Limits = DEFAULT_LIMITS,
         *,
         order: str = "fcfs",
-        schedule_conservativeness: float = 1.0,
-        max_prefill_tokens: int = 16384,
-        prefill_max_requests: int | None = None,
-        prefill_decode_interval: int = 0,
-        min_free_slots_delay: int | None = None,
+        schedule_conservativeness: Annotated[float, "factor"] = 1.0,
+        max_prefill_tokens: Annotated[int, "tokens"] = 16384,
+        prefill_max_requests: Annotated[int | None, "requests"] = None,
+        prefill_decode_interval: Annotated[int, "decode steps"] = 0,
+        min_free_slots_delay: Annotated[int | None, "requests"] = None,
         enable_mixed_chunk: bool = False,
         enable_priority_scheduling: bool = False,
         disable_priority_preemption: bool = False,
         schedule_low_priority_values_first: bool = False,
-        priority_scheduling_preemption_threshold: int = 10,
+        priority_scheduling_preemption_threshold: Annotated[int, "priorities"] = 10,
         retraction_policy: Literal["length", "priority"] = "length",
         radix_eviction_policy: str = "lru",
-        init_new_token_ratio: float = 0.7,
-        min_new_token_ratio_factor: float = 0.14,
-        new_token_ratio_decay_steps: int = 600,
-        retract_decode_steps: int = 20,
+        init_new_token_ratio: Annotated[float, "share of the tokens to come"] = 0.7,
+        min_new_token_ratio_factor: Annotated[float, "share of init_new_token_ratio"] = 0.14,
+        new_token_ratio_decay_steps: Annotated[int, "steps"] = 600,
+        retract_decode_steps: Annotated[int, "steps"] = 20,
         max_new_tokens: MaxNewTokens = None,
         ignore_eos: bool = False,
-        seed: int = 0,
+        seed: Annotated[int, "of order: random"] = 0,
         policy: Any = None,
     ) -> None:
         self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
