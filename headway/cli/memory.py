@@ -119,9 +119,11 @@ def memory(
 
 def _settings(options: Mapping[str, str]) -> dict[str, str]:
     """Return what sets each key of a scenario, and the option that says it."""
-    from simulator.launch.fields import read_rows
+    from simulator.launch import fields
+    from simulator.util.files import read_table
 
-    others = {row["name"]: f"engine.{row['key']}" for row in read_rows("names.csv")} | NAMES
+    rows = read_table(fields.__file__, "names.csv")
+    others = {row["name"]: f"engine.{row['key']}" for row in rows} | NAMES
     sets = {}
     for option, value in options.items():
         name = option.replace("-", "_")

@@ -1,13 +1,12 @@
 """What tables of runs have rows of: metrics by key, with their labels, and a run's values."""
 
-import csv
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.results.fairness import parts_of
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
+from simulator.util.files import read_table
 
 Summary = Mapping[str, Any]
 
@@ -23,10 +22,9 @@ class Metric(NamedTuple):
 
 def _read(table: str) -> tuple[Metric, ...]:
     """Read the rows of a table of `metrics.csv`; a count without a scale stays whole."""
-    rows = csv.DictReader(Path(__file__).with_name("metrics.csv").read_text("utf-8").splitlines())
     return tuple(
         Metric(row["key"], row["label"], int(row["better"]), *map(float, row["scale"].split()))
-        for row in rows
+        for row in read_table(__file__, "metrics.csv")
         if row["table"] == table
     )
 

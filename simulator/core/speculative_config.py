@@ -3,11 +3,9 @@
 What a draft model would say is not simulated: whether a draft token is accepted is drawn.
 """
 
-import csv
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +14,7 @@ import numpy.typing as npt
 
 from simulator.util.config import Config, Share
 from simulator.util.errors import MappingError
+from simulator.util.files import read_table
 from simulator.util.from_mapping import Field, short_repr
 
 MOST_DRAFTS = 64
@@ -48,8 +47,7 @@ def published(method: str | None, model: str) -> dict[str, Any]:
 
     `mean`, `least` and `most` are shares, `where` names target and source of each.
     """
-    text = (Path(__file__).parent / "acceptance.csv").read_text("utf-8")
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["method"] == method]
+    rows = [row for row in read_table(__file__, "acceptance.csv") if row["method"] == method]
     rows = [row for row in rows if model and row["model"] == model] or rows
     each = [float(one) for row in rows for one in re.findall(r"0\.\d+", row["acceptance"])]
     where = dict.fromkeys(f"{row['target']} ({row['source']})" for row in rows)

@@ -5,15 +5,14 @@
 differ. Releases are those of vLLM from 0.10 on; fields of SGLang are those of 0.5.23.
 """
 
-import csv
 import json
 import re
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.schedulers.vllm.rules import Release, write_release
+from simulator.util.files import read_table
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 NOWHERE = ("none", "told", "refused")
@@ -52,16 +51,10 @@ def read_since(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("."))) if text else ()
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Read a table of this package."""
-    text = Path(__file__).with_name(name).read_text("utf-8")
-    return [*csv.DictReader(text.splitlines())]
-
-
 @cache
 def fields() -> list[EngineField]:
     """Return all rows."""
-    return [EngineField(**row) for row in read_rows("fields.csv")]
+    return [EngineField(**row) for row in read_table(__file__, "fields.csv")]
 
 
 @cache

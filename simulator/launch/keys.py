@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
-from simulator.launch.fields import fields, of_config, option_of, read_rows, read_since
+from simulator.launch.fields import fields, of_config, option_of, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
 from simulator.models.engine_sizes import LONGER
@@ -26,10 +26,11 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.util.errors import HeadwayError
+from simulator.util.files import read_table
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
-LOADERS = {row["method"]: row for row in read_rows("quantizations.csv")}
+LOADERS = {row["method"]: row for row in read_table(__file__, "quantizations.csv")}
 """Loaders of weights, by the names of vLLM and SGLang: the methods of checkpoints that each reads,
 and the dtype that it makes of 16 bits (`online`), or that most of these checkpoints have."""
 OVERRIDES = {"modelopt": (0, 10, 2), "mxfp4": (0, 20, 0)}
@@ -322,7 +323,7 @@ def _cache_dtype(launch: Launch, option: Option) -> None:
     `cache_dtypes.csv` has them, with the first release that may have each; no dtype: not simulated.
     """
     engine, release = option.row.engine, _release(launch.engine.get("version"))
-    rows = read_rows("cache_dtypes.csv")
+    rows = read_table(__file__, "cache_dtypes.csv")
     known = {
         row["value"]: row["dtype"]
         for row in rows

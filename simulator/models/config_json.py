@@ -31,7 +31,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
-SIZES, FLAGS = keys_of("whole", "layers"), keys_of("flag")
+SIZES, FLAGS = keys_of("whole", "layers"), keys_of("flag", "number")
 SHARED: list[str] = TABLE["shared"].split()
 """Keys of the width of what all tokens meet beside the experts."""
 
@@ -40,21 +40,16 @@ TOWERS = ("vision_config", "audio_config")
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with such a block may have beside it."""
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    name: keys for names, keys in TABLE["families"].items() for name in names.split()
-}
-REFUSED: dict[str, str] = TABLE["refused"]
-WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
+FAMILIES: dict[str, dict[str, Any]] = {}
+for names, keys in TABLE["families"].items():
+    for name in names.split():
+        FAMILIES[name] = FAMILIES.get(name, {}) | keys
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
 where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
 known ones whose architecture is another."""
 
 SINCE: dict[str, str] = TABLE["since"]
 """The first release of vLLM that has a family, of those since 0.10."""
-MTP = {*TABLE["mtp"].split()}
-"""Families with layers that draft (vLLM's MTPModelTypes), unless a file counts none."""
-MIXTURES = {*TABLE["mixtures"].split()}
-"""Families that have experts whose size is `intermediate_size`."""
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -95,11 +90,12 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
 def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of the language model, with those that its family leaves out."""
     inner = next((whole[key] for key in TEXT if isinstance(whole.get(key), Mapping)), None)
-    raw = whole if inner is None else {key: whole.get(key) for key in OUTER} | inner
+    outer = {key: whole[key] for key in OUTER if whole.get(key) is not None}
+    raw = whole if inner is None else {**outer, **inner}
     kind = _kind(raw, whole)
-    given = {key: value for key, value in raw.items() if value is not None}
-    unsaid = WITHIN.get(kind, {}) if inner is not None else {}
-    return unsaid | FAMILIES.get(kind, {}) | given | {"model_type": kind}
+    unsaid = TABLE["within"].get(kind, {}) if inner is not None else {}
+    keys = {**unsaid, **FAMILIES.get(kind, {}), **raw, "model_type": kind}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _read_beside(path: Path) -> object:
@@ -160,7 +156,7 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
     kind, dtype = raw["model_type"], _dtype(raw)
     if kind not in FAMILIES:
-        why = next((why for names, why in REFUSED.items() if kind in names.split()), "")
+        why = next((why for names, why in TABLE["refused"].items() if kind in names.split()), "")
         return [f"model_type: {short_repr(kind)} is not supported{why and ': ' + why}"]
     wrong = [
         f"{key}: is missing"
@@ -174,7 +170,7 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
         if raw.get(key) == 0
     ]
     experts = any(map(raw.get, SIZES["num_experts"]))
-    if not experts and ("moe_intermediate_size" in raw or kind in MIXTURES):
+    if not experts and ("moe_intermediate_size" in raw or raw.get("mixture")):
         wrong.append("num_experts: is missing")
     own = "n_routed_experts" in raw or kind.startswith(("qwen", "gemma"))
     if experts and own and "moe_intermediate_size" not in raw:
@@ -213,21 +209,17 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(
         name,
         **sizes,  # type: ignore[arg-type]
-        **{name: raw.get(keys[0], False) for name, keys in FLAGS.items()},
+        **{name: raw[keys[0]] for name, keys in FLAGS.items() if keys[0] in raw},
         sliding_window=window,
         chunked=window > 0 and "attention_chunk_size" in raw,
-        gated_mlp=raw.get("gated_mlp", True),
-        norms_per_layer=raw.get("norms_per_layer", 2),
         latent=read_latent(raw),
         linear=read_linear(raw, kinds),
         kinds=kinds,
-        has_mtp=bool(raw.get("num_nextn_predict_layers", raw["model_type"] in MTP)),
+        has_mtp=bool(raw.get("num_nextn_predict_layers")),
         family=raw["model_type"],
-        single_blocks=raw["model_type"] == "nemotron_h",
         full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,
         dtype=_dtype(raw),
         checkpoint=read_quantization(raw.get("quantization_config")),
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
     )

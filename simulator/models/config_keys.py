@@ -3,12 +3,11 @@
 `config_keys.csv` has a line a key: its kind, and the field of ModelSpec that it is by itself.
 """
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
-from pathlib import Path
 from typing import Any
 
+from simulator.util.files import read_table
 from simulator.util.from_mapping import short_repr
 
 MOST, MOST_LAYERS = 10**8, 10_000  # of whole numbers; of layers, each of which is read by itself
@@ -55,7 +54,7 @@ KINDS: dict[str, tuple[Check, str]] = {
         "a mapping of mappings",
     ),
 }
-ROWS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text("utf-8").splitlines())]
+ROWS = read_table(__file__, "config_keys.csv")
 KIND_OF = {row["key"]: KINDS[row["kind"]] for row in ROWS}
 
 

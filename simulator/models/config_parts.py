@@ -17,17 +17,14 @@ TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").rea
 KINDS = {word: kind for kind, words in TABLE["layers"].items() for word in words.split()}
 """What `layer_types`, and Nemotron-H's `hybrid_override_pattern`, call each layer."""
 LISTED = ("hybrid_override_pattern", "layers_block_type", "layer_types")
-HYBRIDS = {"nemotron_h": LISTED[0], "granitemoehybrid": LISTED[2]}
-MAMBA: list[list[str]] = TABLE["mamba"]
-"""Keys of Mamba-2's sizes in Nemotron-H's files and in Granite's."""
 
 
 def read_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """Read what each layer is: from the list of them, else by the keys that stand for one."""
     key = next((key for key in LISTED if raw.get(key)), None)
     if key is None:
-        if raw["model_type"] in HYBRIDS:
-            raise ValueError(f"{HYBRIDS[raw['model_type']]}: is missing")
+        if "lists" in raw:
+            raise ValueError(f"{raw['lists']}: is missing")
         return _unlisted(raw, layers)
     if not isinstance(raw[key], list | str):
         raise ValueError(f"{key}: must be a list of names")
@@ -60,7 +57,7 @@ def read_linear(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> LinearAttenti
     """Read the sizes of the layers that keep states; None where there are none."""
     names, is_mamba = LinearAttention._fields[:5], "mamba" in kinds
     if is_mamba:
-        keys = [next((key for key in one if key in raw), one[0]) for one in MAMBA]
+        keys = [next((key for key in one if key in raw), one[0]) for one in TABLE["mamba"]]
         key = "mamba_ssm_cache_dtype"
     elif "linear_attention" in kinds:
         keys, key = [f"linear_{name}" for name in names], "mamba_ssm_dtype"
@@ -121,5 +118,7 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return theta, None
     given = {name: scaling[name] for name in RopeScaling._fields[1:] if scaling.get(name)}
+    original = "original_max_position_embeddings"  # Phi's files have it beside the block
+    given |= {original: raw[original]} if raw.get(original) else {}
     counted = "gemma3" in raw.get("model_type", "")
     return theta, RopeScaling(kind, **given, is_counted=counted)

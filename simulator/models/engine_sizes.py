@@ -1,13 +1,12 @@
 """What of an engine its memory depends on."""
 
-import csv
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.util.files import read_table
 
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
@@ -36,14 +35,11 @@ weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fracti
 
 @cache
 def term_of(name: str, share: FractionOf, release: Release) -> int:
-    """Return the bytes that `memory_terms.csv` has of a term in a release, its last; 0: none."""
-    table = Path(__file__).with_name("memory_terms.csv").read_text("utf-8").splitlines()
-    found = 0
-    for row in csv.DictReader(table):
-        since = tuple(map(int, row["since"].split(".")))
-        if (row["term"], row["share"]) == (name, share) and since <= release:
-            found = int(row["bytes"])
-    return found
+    """Return what `memory_terms.csv` has of a term in a release, its last; 0: nothing."""
+    table = read_table(__file__, "memory_terms.csv")
+    rows = [row for row in table if (row["term"], row["share"]) == (name, share)]
+    known = [one for one in rows if tuple(map(int, one["since"].split("."))) <= release]
+    return int(known[-1]["value"]) if known else 0
 
 
 class EngineSizes(EngineConfig):
@@ -51,14 +47,14 @@ class EngineSizes(EngineConfig):
 
     fraction_of: FractionOf = "all"
     release: Release = NEWEST  # of vLLM
-    positions: int = 0  # most tokens of a request in the model; 0: by max_position_embeddings
+    positions: int = 0  # most tokens of a request where none are given; 0: of the model
     exports_states: bool = False  # a chunk's kernels keep a state beside that of its end
     draft: ModelSpec | None = None  # a draft model's or EAGLE's, by its config.json
     adapters: int = 0  # bytes set aside for adapters (LoRA)
     kv_cache_memory: bool = False  # num_gpu_blocks_override is vLLM's kv_cache_memory_bytes
 
     def term(self, name: str) -> int:
-        """Bytes of a term of `memory_terms.csv`."""
+        """Bytes, or numbers, of a term of `memory_terms.csv`."""
         return term_of(name, self.fraction_of, self.release)
 
     @property

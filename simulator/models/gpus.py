@@ -14,13 +14,12 @@ g5. `instances.csv` has how the names of instances with whole GPUs begin: of AWS
 Azure and Oracle.
 """
 
-import csv
 import re
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from simulator.util.errors import ScenarioError
+from simulator.util.files import read_table
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
@@ -98,12 +97,7 @@ def _read(row: dict[str, str]) -> Gpu:
     )
 
 
-TABLES = Path(__file__).parent
-GPUS = {
-    row["name"]: _read(row)
-    for row in csv.DictReader((TABLES / "gpus.csv").read_text("utf-8").splitlines())
-}
-INSTANCES = dict(csv.reader((TABLES / "instances.csv").read_text("utf-8").splitlines()[1:]))
+GPUS = {row["name"]: _read(row) for row in read_table(__file__, "gpus.csv")}
 
 CPU = GPUS.pop("CPU")
 """One core of a server, on which the torch engine runs small models."""
@@ -129,13 +123,12 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
 @cache
 def _find(name: str) -> Gpu:
     if part := PART.search(name):
-        raise ScenarioError(
-            "gpu.name", f"{name!r} is {part[0]}, a part of a GPU, which is not simulated"
-        )
+        what = f"{name!r} is {part[0]}, a part of a GPU, which is not simulated"
+        raise ScenarioError("gpu.name", what)
     plain = LISTED.sub("", name).strip()
-    for pattern, chip in INSTANCES.items():
-        if re.match(pattern, plain, re.IGNORECASE):
-            return GPUS[chip]
+    for row in read_table(__file__, "instances.csv"):
+        if re.match(row["pattern"], plain, re.IGNORECASE):
+            return GPUS[row["gpu"]]
     if shape := ORACLE.match(plain):
         return _find(shape[1])
     words = _words(plain)

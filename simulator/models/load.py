@@ -1,6 +1,5 @@
 """Find a model: a shipped one by its own name or a listed one of the hub, or a config.json."""
 
-import csv
 import re
 from dataclasses import replace
 from functools import cache
@@ -11,7 +10,7 @@ from simulator.models.quantization import TABLE, read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.util.config import Config
 from simulator.util.errors import ScenarioError
-from simulator.util.files import resolve, why_not_regular
+from simulator.util.files import read_table, resolve, why_not_regular
 
 MODELS = Path(__file__).parent / "configs"
 
@@ -44,7 +43,7 @@ def _hub_names() -> dict[str, str]:
 
 @cache
 def _hub_rows() -> list[dict[str, str]]:
-    return [*csv.DictReader((MODELS.parent / "hub_names.csv").read_text("utf-8").splitlines())]
+    return read_table(__file__, "hub_names.csv")
 
 
 @cache
@@ -77,9 +76,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         path = _config_in(path)
     if not path.exists():
         if wanted[0] in "./~" or wanted.count("/") > 1:
-            raise ScenarioError(
-                "model", f"{wanted!r} is a path, and there is no file {str(path)!r}"
-            )
+            what = f"{wanted!r} is a path, and there is no file {str(path)!r}"
+            raise ScenarioError("model", what)
         if found := shipped_name(wanted):
             return _under(wanted, _shipped_model(found))
         if (by_name := _of_precision(wanted)) is None:
@@ -88,12 +86,13 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if wrong := why_not_regular(path):
         raise ScenarioError("model", wrong)
     if path.suffix == ".gguf" or path.name == "params.json":
-        raise ScenarioError(
-            "model", f"{path} is {FOREIGN[path.suffix]}: give its config.json or hub name"
-        )
+        what = f"is {FOREIGN[path.suffix]}: give its config.json or hub name"
+        raise ScenarioError("model", f"{path} {what}")
     return read_config(path)
 
 
+ENCODERS = ("re:visual", "re:vision_tower")
+"""Modules that makers of quantized checkpoints leave in 16 bits."""
 FOREIGN = {".gguf": "a GGUF file", ".json": "Mistral's own format"}
 
 
@@ -135,7 +134,8 @@ def _of_precision(name: str) -> ModelSpec | None:
         parts = not row.get("parts") or any(getattr(own, part) for part in row["parts"])
         if meant and parts and re.fullmatch(row["words"], told):
             why = f"formats of the weights, taken for {told} by the name; its config.json has them"
-            checkpoint = read_quantization(row["config"])
+            ignored = [*row["config"].get("ignore", ()), *ENCODERS]
+            checkpoint = read_quantization(row["config"] | {"ignore": ignored})
             return replace(own, checkpoint=checkpoint, unread=why, **row.get("sizes", {}))
     return None
 

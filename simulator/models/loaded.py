@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.core.speculative_config import draft_method
-from simulator.models.dtypes import HALF
+from simulator.models.config_keys import MOST
+from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.engine_sizes import BFLOAT16, EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model
 from simulator.models.modules import FULL, Module
 from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
+from simulator.models.vision import VisionEncoder
 from simulator.util.errors import ScenarioError
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
-FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
-TRITON = ((0, 11, 0), (0, 13, 0))  # on Hopper, from and before (pull request 29708)
+CHIPS = {9.0: "Hopper's", 9.4: "AMD's", 9.5: "AMD's", 10.0: "Blackwell's", 10.3: "Blackwell's"}
+"""By compute capability, as `memory_terms.csv` has them."""
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
 ONCE_SINCE = (0, 32, 0)  # but in Qwen3's families (mrope_positions_factor; 0.30 has it not)
 FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
@@ -33,11 +35,16 @@ FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
 CHUNKED, CHUNK = 10 << 20, 2 << 20
 """From 10 MiB on PyTorch takes multiples of 2 MiB of the GPU for a tensor (CUDACachingAllocator):
 SGLang logs what is gone of the GPU, vLLM what its tensors have."""
+TRANSFORMERS_SINCE = (0, 32, 0)  # models in transformers' classes; no release before was read
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
 LEAST_CAPABILITY = {"fp8": 7.5, "mxfp4": 8.0, "awq": 7.5}
 """Compute capability that vLLM's methods need at least (get_min_capability); bfloat16: 8.0."""
+
+
+OF_ENCODERS = ("vision_tower.encoder.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv")
+"""How checkpoints name a module of an encoder; Qwen's and GLM's, where images have sections."""
 
 
 class Loaded(NamedTuple):
@@ -55,18 +62,14 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
     gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weight_dtype)
     if sizes.fraction_of == "all" and sizes.dtype == "float16" and model.no_float16:
-        raise ScenarioError(
-            "engine.dtype", f"vLLM refuses float16 for {model.name}: its numbers overflow there"
-        )
+        why = f"vLLM refuses float16 for {model.name}: its numbers overflow there"
+        raise ScenarioError("engine.dtype", why)
     what = "awq" if model.checkpoint and model.checkpoint.method == "awq" else word
     what = "bfloat16" if sizes.dtype == "bfloat16" else what
     least = BFLOAT16 if what == "bfloat16" else LEAST_CAPABILITY.get(what, 0.0)
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
-        raise ScenarioError(
-            "gpu",
-            f"vLLM runs {what} from compute capability {least} on; {gpu.name} has "
-            f"{gpu.compute_capability}",
-        )
+        why = f"vLLM runs {what} from compute capability {least} on; {gpu.name} has"
+        raise ScenarioError("gpu", f"{why} {gpu.compute_capability}")
     layers = _modules_bytes(model, gpu, sizes, model.modules)
     if (own := model.latent) is not None:  # vLLM's W_UK_T and W_UV, and SGLang's
         unpacked = model.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)
@@ -78,8 +81,22 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     rest = sum(outer.values()) + _angles(model, sizes)
     tower, vision = 0.0, model.vision
     if vision is not None and sizes.takes_images:
-        tower = HALF * (vision.parameters + vision.beside) / (1 if vision.is_whole else gpus)
+        tower = _tower(model, vision, sizes) / (1 if vision.is_whole else gpus)
     return Loaded(layers, embedding, head, rest, tower, _drafting(model, gpu, sizes))
+
+
+def _tower(model: ModelSpec, vision: VisionEncoder, sizes: EngineSizes) -> float:
+    """Bytes of an encoder: in the formats of the file, or of `--quantization fp8`.
+
+    As vLLM 0.32: by ModelOpt those of Qwen and GLM alone (is_layer_excluded), never Gemma 4's.
+    """
+    formats, inputs, narrow = model.formats(sizes.weight_dtype), vision.hidden_size, False
+    if formats is not None and (formats.method or formats.word == "fp8"):
+        by_modelopt = formats.method.startswith("modelopt")
+        narrow = not vision.is_whole and (vision.has_sections or not by_modelopt)
+    matrices = Module(OF_ENCODERS[vision.has_sections], vision.quantizes // inputs, inputs)
+    rest = vision.parameters + vision.beside - matrices.numbers
+    return module_bytes(matrices, formats if narrow else None, HALF) + HALF * rest
 
 
 def _whole(table: Module, gpus: int) -> Module:
@@ -97,12 +114,13 @@ def _modules_bytes(
     formats, width = model.formats(sizes.weight_dtype), model.wide(sizes.weight_dtype)
     gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
     whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
+    least = sizes.term("least block of fp8") or MOST
     within, spread = (1, gpus * ranks) if whole else (gpus, 1)
     tensors: dict[str, float] = {}
     for one in modules:
         among = within if "experts." in one.name else gpus
         if formats is not None and among > 1 and one.quantizes and sizes.fraction_of != "free":
-            _check_blocks(one, formats, among, model.num_key_value_heads)
+            _check_blocks(one, formats, among, model.num_key_value_heads, least)
         if not one.is_expert:
             size = module_bytes(one, formats, width, gpus, model.num_key_value_heads)
         else:
@@ -128,14 +146,16 @@ OF_EXPERTS = ("output_size of gate's and up's", "input_size of down's")
 OF_LAYERS = ("output_partition_size", "input_size_per_partition")
 
 
-def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: int) -> None:
+def _check_blocks(
+    module: Module, formats: Quantization, gpus: int, kv_heads: int, least_block: int
+) -> None:
     """Raise ValueError, in the engine's words, where GPUs would share a block of weights.
 
     It names the least change after which they do not: whole experts, or fewer GPUs.
 
     As validate_fp8_block_shape and Fp8MoEMethod (vLLM, SGLang) for blocks, AWQLinearMethod and
-    GPTQLinearMethod for groups. Kernels of experts in int4 take narrower groups; bitsandbytes,
-    which has scales of 4 bytes, takes any size.
+    GPTQLinearMethod for groups. Kernels of experts in int4 take narrower groups, those in fp8
+    smaller blocks (refine_fp8_moe_block_shape); bitsandbytes, which has scales of 4 bytes, any.
     """
     found = formats.of(module.name)
     if found is None or module.split == "whole" or not SHARED.search(module.name):
@@ -143,6 +163,8 @@ def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: in
     at = int(module.split == "inputs")
     size, block = module.share(gpus, kv_heads)[at], (found.rows, found.group)[at]
     by_blocks = found.rows > 1
+    if module.is_expert and formats.method == "fp8":
+        block = min(block, least_block)
     by_groups = found.word.startswith("int") and found.scale < 4 and not module.is_expert
     if not block or size % block == 0 or not (by_blocks or by_groups):
         return
@@ -159,7 +181,7 @@ def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: in
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
     """Pad an expert's matrix as the kernels do; its biases are left as they are."""
-    if module.split == "whole":
+    if not module.quantizes:
         return module
     hidden, inner = multiples[0], multiples[1] * gpus
     rows, columns = (inner, hidden) if module.split == "outputs" else (hidden, inner)
@@ -169,20 +191,9 @@ def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
 
 
 def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
-    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert.
-
-    As vLLM's mxfp4_round_up_hidden_size_and_intermediate_size: FlashInfer's on B200 and AMD's,
-    Triton's on a B200 before 0.11 and on Hopper for two releases (there by two logs: 13.47 GiB of
-    gpt-oss-20b, 64.38 of 120b), Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
-    """
-    blackwell = gpu.compute_capability in (10.0, 10.3)
-    if sizes.fraction_of == "static":
-        return (256, 256) if blackwell else (1, 32)
-    if blackwell and sizes.release < FLASHINFER_SINCE:
-        return 1, 64
-    if gpu.compute_capability == 9.0 and TRITON[0] <= sizes.release < TRITON[1]:
-        return 1, 256
-    return (256, 256) if blackwell or gpu.is_amd else (256, 128)
+    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert."""
+    kind = CHIPS.get(gpu.compute_capability, "other chip's")
+    return sizes.term(f"{kind} hidden size"), sizes.term(f"{kind} expert")
 
 
 def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
@@ -190,7 +201,9 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
 
     Linear scaling lengthens that of layers with full attention (LinearScalingRotaryEmbedding).
     """
-    if model.learned_positions or (model.linear is not None and model.linear.is_mamba):
+    plain = sizes.release >= TRANSFORMERS_SINCE and model.no_angles
+    mamba = model.linear is not None and model.linear.is_mamba
+    if model.learned_positions or plain or mamba:
         return 0.0
     scaling = model.rope_scaling
     longer = scaling.factor if scaling is not None and scaling.rope_type == "linear" else 1.0
@@ -202,7 +215,8 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
     )
     once = sizes.release >= ONCE_SINCE and model.family.startswith("qwen3")
     longer = model.vision is not None and model.vision.has_sections and not once
-    return HALF * (SECTIONS if longer else 1) * model.max_position_embeddings * numbers
+    width = bytes_of("float32") if model.expert_bias else HALF  # gpt-oss
+    return width * (SECTIONS if longer else 1) * model.max_position_embeddings * numbers
 
 
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
@@ -215,7 +229,8 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     if method == "mtp":
         if not model.has_mtp:
             raise ScenarioError("engine.speculative_config", f"mtp: {model.name} has no MTP layers")
-        head = f"layers.{model.num_hidden_layers - 1}."
+        at = 0 if model.dense_drafts else model.num_hidden_layers - 1
+        head = f"layers.{at}."
         last = (one for one in model.modules if one.name.startswith(head))
         named = (one._replace(name="mtp." + one.name) for one in last)
         return _modules_bytes(model, gpu, sizes, named) + HALF * 2 * hidden * hidden

@@ -7,13 +7,12 @@ as sums of products of whole numbers and of what ModelSpec, its attention or `la
 `spec.py` names. A module with a size of 0 is none.
 """
 
-import csv
 from collections.abc import Collection, Iterator, Mapping
 from math import ceil, prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.models.dtypes import bytes_of
+from simulator.util.files import read_table
 
 ATTENTION = FULL, WINDOW = ("full_attention", "sliding_attention")
 """Kinds of layers that have a KV cache."""
@@ -52,7 +51,7 @@ class Module(NamedTuple):
         return ceil(self.outputs / rows), ceil(self.inputs / columns)
 
 
-ROWS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text("utf-8").splitlines())]
+ROWS = read_table(__file__, "modules.csv")
 
 
 def _evaluate(formula: str, sizes: Mapping[str, Any]) -> int:
@@ -70,9 +69,10 @@ def modules_of(parts: Collection[str], sizes: Mapping[str, Any]) -> Iterator[Mod
             _evaluate(row[key], sizes) for key in ("outputs", "inputs", "number")
         )
         if outputs * inputs * number:
-            yield Module(
-                row["name"], outputs, inputs, row["split"], number, quantizes=not row["wide"]
-            )
+            split = row["split"]
+            if split == "groups":  # of Mamba-2's heads: a single one is whole on each GPU
+                split = "whole" if sizes["num_key_heads"] == 1 else "outputs"
+            yield Module(row["name"], outputs, inputs, split, number, quantizes=not row["wide"])
 
 
 class LatentAttention(NamedTuple):

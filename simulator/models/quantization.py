@@ -45,11 +45,16 @@ DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "bitsandbytes")
 """Of Headway's words, where no file says more."""
 
 
+WHOLE = ("fp8", "fbgemm_fp8")
+"""Methods whose ignored names vLLM compares whole (is_layer_skipped, 0.6 to 0.33)."""
+
+
 class Rule(NamedTuple):
     """What modules of some names lie in; no names: all others. `format` None: in 16 bits."""
 
     names: tuple[str, ...]
     format: Format | None
+    whole: bool = False  # the names are modules', not also those of what has modules
 
 
 class Quantization(NamedTuple):
@@ -67,8 +72,8 @@ class Quantization(NamedTuple):
 
     def of(self, name: str) -> Format | None:
         """Find the format of the module of a checkpoint's name; None: 16 bits."""
-        for names, found in self.rules:
-            if _matches(names, name) or (not names and name != "lm_head"):
+        for names, found, whole in self.rules:
+            if _matches(names, name, whole) or (not names and name != "lm_head"):
                 return found
         return None
 
@@ -102,17 +107,20 @@ def _spellings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name, *others]))
 
 
-def _matches(names: tuple[str, ...], name: str) -> bool:
-    """Whether one of the names in a file means the module: all of it or what it is part of."""
+def _matches(names: tuple[str, ...], name: str, whole: bool) -> bool:
+    """Whether one of the names in a file means the module: all of it or what it is part of.
+
+    Where names are `whole`, a module of experts is meant with all of them alone.
+    """
     if not names:
         return False
     plain, pattern = _patterns(names)
     for one in _spellings(name):
-        parts = one.split(".")
-        ends = range(1, len(parts) + 1)
-        if plain and any(".".join(parts[a:b]) in plain for b in ends for a in range(b)):
-            return True
-        if pattern and any(pattern.match(head + one) for head in HEADS):
+        parts, some = one.split("."), {one, one.partition(".experts.")[0] + ".experts"}
+        if not whole:
+            ends = range(1, len(parts) + 1)
+            some = {".".join(parts[a:b]) for b in ends for a in range(b)}
+        if some & plain or (pattern and any(pattern.match(head + one) for head in HEADS)):
             return True
     return False
 
@@ -136,7 +144,7 @@ def read_quantization(config: object) -> Quantization | None:
         )
     rules = tuple(reader(config))
     if rules and (ignored := next((config[key] for key in IGNORED if config.get(key)), ())):
-        rules = (Rule(tuple(ignored), None), *rules)
+        rules = (Rule(tuple(ignored), None, method in WHOLE), *rules)
     try:
         for rule in rules:
             _patterns(rule.names)
@@ -257,6 +265,12 @@ def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
         yield Rule(names, FORMATS[TABLE["quark"][dtype]])
 
 
+def _bitsandbytes(config: Mapping[str, Any]) -> Iterable[Rule]:
+    """Read 8 bits, or 4 with a scale of 32 bits for 64, which vLLM keeps unpacked."""
+    eight = config.get("load_in_8bit") and not config.get("load_in_4bit")
+    return in_one_format("int8" if eight else "bitsandbytes").rules
+
+
 # Readers of the rules of each `quant_method`, the one of most modules last.
 READERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Rule]]] = {
     **dict.fromkeys(
@@ -266,11 +280,6 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Rule]]] = {
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
     **dict.fromkeys(("awq", "gptq", "auto-round", "intel/auto-round"), _grouped),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), lambda _: in_one_format("mxfp4").rules),
-    # 4 bits with a scale of 32 bits for 64, which vLLM keeps unpacked
-    "bitsandbytes": lambda one: (
-        in_one_format(
-            "int8" if one.get("load_in_8bit") and not one.get("load_in_4bit") else "bitsandbytes"
-        ).rules
-    ),
+    "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }

@@ -54,6 +54,7 @@ def module_bytes(
 
 COUNTED = ("su", "longrope", "llama3", "proportional")
 """Scalings whose files have max_position_embeddings as long as they stretch to."""
+LONGROPE, LONGROPE_SINCE = ("su", "longrope"), (0, 11, 1)  # pull request 27431
 YARN_COUNTED_SINCE = (0, 30, 0)  # of vLLM; before, yarn stretched the original length
 
 
@@ -111,6 +112,8 @@ class ModelSpec:
     per_layer_input: int = 0  # numbers that each layer has of a token in a table of its own
     kinds: tuple[str, ...] = ()  # of each layer; (): all have full attention
     has_mtp: bool = False  # layers that draft, or a family that has some
+    dense_drafts: bool = False  # which have no experts (vLLM's ErnieMTP)
+    no_angles: bool = False  # no table of them in vLLM (its _TRANSFORMERS_SUPPORTED_MODELS)
     family: str = ""  # its model_type
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
@@ -138,17 +141,22 @@ class ModelSpec:
             raise ValueError("\n".join(wrong))
         bytes_of(self.dtype)
 
-    def longest(self, release: tuple[int, int, int]) -> int:
+    def longest(self, release: tuple[int, int, int], asked: bool = True) -> int:
         """Tokens of a request at most, as a release of vLLM derives them (_get_and_verify_max_len).
 
-        SGLang's get_context_length gives what the newest gives.
+        SGLang's get_context_length gives what the newest gives. Where nobody has `asked` for a
+        length, those of LongRoPE are the original ones.
         """
         most, scaling = self.max_position_embeddings, self.rope_scaling
-        if scaling is None or scaling.is_counted or scaling.rope_type in COUNTED:
+        if scaling is None or scaling.is_counted:
+            return most
+        original = scaling.original_max_position_embeddings
+        if not asked and scaling.rope_type in LONGROPE and release >= LONGROPE_SINCE:
+            return int(original)
+        if scaling.rope_type in COUNTED:
             return most
         if scaling.rope_type != "yarn":
             return int(most * scaling.factor)
-        original = scaling.original_max_position_embeddings
         return most if release >= YARN_COUNTED_SINCE else int(original * scaling.factor)
 
     @property
@@ -240,11 +248,8 @@ class ModelSpec:
             own = self.checkpoint
             return own if own and own.word == word else in_one_format(word)
         if self.checkpoint and not self.checkpoint.rules:
-            raise ScenarioError(
-                "model",
-                f"{self.name}: quantized_layers is empty: which of its modules are "
-                "quantized is not said; engine.quantization says it",
-            )
+            what = "which of its modules are quantized is not said; engine.quantization says it"
+            raise ScenarioError("model", f"{self.name}: quantized_layers is empty: {what}")
         return None
 
     def matrix_bytes(self, experts: float, dtype: str | None = "auto") -> float:
@@ -271,8 +276,8 @@ class ModelSpec:
 
     def cache_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype of the KV cache; `auto` is as the checkpoint says, else as the rest."""
-        own = self.checkpoint.cache if self.checkpoint else ""
-        return own if dtype == "auto" and own else self.resolve_dtype(dtype)
+        own = self.checkpoint.cache if self.checkpoint and dtype == "auto" else ""
+        return own or self.resolve_dtype(dtype)
 
     def layer_bytes(self, kind: str, dtype: str = "auto", gpus: int = 1) -> float:
         """Bytes of a token on each GPU in the cache of one layer of a kind.
@@ -303,9 +308,7 @@ class ModelSpec:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         size = tensor_parallel_size
         wrong = ""
-        if size < 1:
-            wrong = f"must be at least 1, not {size}"
-        elif heads % size:
+        if heads % size:
             what = f"does not divide the {heads} attention heads of {self.name}"
             wrong = f"{size} {what} (gpu.count, given alone, sets it)"
         elif kv_heads % size and size % kv_heads:

@@ -14,6 +14,7 @@ from simulator.models.config_keys import MOST
 TEXT_ALONE = "engine.multimodal_config={limit_mm_per_prompt: {image: 0, audio: 0, video: 0}}"
 """What sets that nothing but text may come, so that no encoder is loaded."""
 POSITIONS = 10240  # a side, in Gemma 4's table of positions (position_embedding_size)
+TILE = 64  # numbers, of which the sizes of SigLIP's quantized matrices are multiples
 QWEN_TOKENS = 16384
 """Of an image at most, by `max_pixels` of Qwen2-VL's and Qwen2.5-VL's preprocessor_config.json."""
 
@@ -35,6 +36,13 @@ class VisionEncoder(NamedTuple):
     projectors: int = 1  # and those of inner layers (DeepStack)
     is_whole: bool = False  # on each GPU of a group (Gemma 4's)
     beside: int = 0  # weights of an audio encoder, a table of positions, a wider MLP between
+
+    @property
+    def quantizes(self) -> int:
+        """Weights that vLLM (0.32) has in a checkpoint's formats: no MLP of SigLIP's width."""
+        narrow = 0 if self.intermediate_size % TILE == 0 or self.has_sections else 2
+        mlps = narrow * self.layers * self.hidden_size * self.intermediate_size
+        return self.parameters + self.beside - mlps
 
     @property
     def layer_parameters(self) -> int:

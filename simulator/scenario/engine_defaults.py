@@ -167,7 +167,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     defaults |= {"max_num_seqs": DRAFTED_SEQS} if drafted else {}
     defaults |= _states_cache(spec, engine, release)
-    own = spec.longest(release) if spec else 0
+    own = spec.longest(release, name != VLLM) if spec else 0
     given = engine.get("max_model_len")
     longest = own if given in (None, "auto") else given
     if known.whole_prompts and isinstance(longest, int):

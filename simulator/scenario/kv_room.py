@@ -37,8 +37,8 @@ TRTLLM_TOKENS = 8192
 
 def longest_of(engine: EngineConfig, model: ModelSpec) -> int:
     """Return the most tokens of a request, where there is room for them."""
-    given = engine.max_model_len
-    return given if isinstance(given, int) else model.longest(release_of(engine))
+    own, given = model.longest(release_of(engine), engine.name != VLLM), engine.max_model_len
+    return given if isinstance(given, int) else own
 
 
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
@@ -52,7 +52,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     return EngineSizes(
         **keys,
         fraction_of=ENGINES[engine.name].fraction_of,
-        positions=model.longest(release_of(engine)),
+        positions=longest_of(engine.model_copy(update={"max_model_len": None}), model),
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
         draft=_draft_model(engine),
         adapters=sum(one.slot_bytes(engine, model) for one in features_of(engine)),

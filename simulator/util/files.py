@@ -4,6 +4,7 @@ Until then they have none where the system can do that (Linux), so that a kill l
 behind; elsewhere they are hidden files in the folder.
 """
 
+import csv
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -247,3 +248,8 @@ def resolve(path: str | Path, folder: Path) -> Path:
     if shared and not beside.exists() and (elsewhere := Path(shared) / path).exists():
         return elsewhere
     return beside
+
+
+def read_table(module: str, name: str) -> list[dict[str, str]]:
+    """Read a table (CSV with names of columns) in the folder of a module, its `__file__`."""
+    return [*csv.DictReader(Path(module).with_name(name).read_text("utf-8").splitlines())]

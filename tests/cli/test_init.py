@@ -194,8 +194,8 @@ def test_a_server_whose_longest_request_has_no_room_takes_shorter_ones(tmp_path,
     file = tmp_path / "s.yaml"
     assert main(["init", str(file), "--model", "gpt-oss-120b", "--gpu", "H100", "--yes"]) == 0
     told = capsys.readouterr()
-    assert (told.err, ", $6.88/h, max_model_len 69,808;" in told.out) == ("", True)
-    assert load_scenario(file).engine.max_model_len == 69_808
+    assert (told.err, ", $6.88/h, max_model_len 69,360;" in told.out) == ("", True)
+    assert load_scenario(file).engine.max_model_len == 69_360
     assert main(["memory", str(file)]) == 0
 
 

@@ -188,7 +188,10 @@ def test_no_length_beyond_the_positions_is_proposed(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "change"),
     [
-        ("--model Qwen/Qwen3-235B-A22B-FP8 --gpu H100 --tp 8", "enable_expert_parallel=true"),
+        (
+            "--model Qwen/Qwen3-235B-A22B-FP8 --gpu H100 --tp 8 --version 0.31.0",
+            "enable_expert_parallel=true",
+        ),
         ("--model Qwen/Qwen3-32B-AWQ --gpu H100 --tp 16", "tensor_parallel_size=8"),
     ],
 )

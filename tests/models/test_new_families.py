@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from simulator.core.engine_config import EngineConfig
 from simulator.models.config_json import spec_of
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.kv_layout import Tables
 from simulator.models.load import MODELS, load_model
+from simulator.models.loaded import loaded
 from simulator.models.spec import SMALL
+from simulator.scenario.kv_room import longest_of
 from simulator.util.errors import HeadwayError
 from tests.support.model_configs import TINY, of_attention, write_config
 
@@ -259,3 +263,55 @@ def test_experts_of_ernie() -> None:
     model = spec_of("m", whole)
     assert (model.num_experts_per_tok, model.dense_layers) == (6, 1)
     assert round(model.parameters / 1e9, 1) == 21.8
+
+
+def test_a_window_that_a_file_does_not_name(tmp_path: Path) -> None:
+    """Mistral's class in transformers has 4,096 tokens; null is none (vLLM 0.32 takes both so)."""
+    config = json.loads((MODELS / "mistral-7b-v0.1" / "config.json").read_text())
+    del config["sliding_window"]
+    assert spec_of("", config).sliding_window == 4096
+    assert spec_of("", config | {"sliding_window": None}).sliding_window == 0
+    inner = {"model_type": "mistral3", "text_config": config | {"sliding_window": None}}
+    assert spec_of("", inner).sliding_window == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gib"),
+    [
+        ("granite-4.0-h-small", 8, 7.581),  # one group of Mamba-2's heads, whole on each GPU
+        ("seed-oss-36b", 8, 8.418),  # in transformers' classes, which have no table of angles
+        ("olmo-3-7b", 8, 1.700),
+        ("gpt-oss-20b", 8, 1.804),  # whose angles are in float32
+    ],
+)
+def test_weights_of_vllms_own_classes(name: str, gpus: int, gib: float) -> None:
+    """GiB that parameters and buffers of vLLM 0.32 have on each GPU, on torch's meta device."""
+    sizes = EngineSizes(tensor_parallel_size=gpus, release=(0, 32, 0))
+    assert sum(loaded(load_model(name), H100, sizes)) / 2**30 == pytest.approx(gib, rel=0.002)
+
+
+DRAFTS = {"num_speculative_tokens": 1, "acceptance": 0.7}
+
+
+def test_ernies_drafts_have_no_experts() -> None:
+    """vLLM 0.32's ErnieMTP: a layer with the dense MLP and a matrix of two hidden states."""
+    config = dict(TINY, model_type="ernie4_5_moe", moe_num_experts=64, moe_k=6)
+    config |= {"moe_intermediate_size": 1536, "moe_layer_start_index": 1, "hidden_size": 2560}
+    config |= {"num_attention_heads": 20, "num_key_value_heads": 4, "intermediate_size": 12288}
+    model = spec_of("ernie", config)
+    sizes = EngineSizes(speculative_config={"method": "mtp", **DRAFTS})
+    attention = 2560 * (2 * 2560 + 2 * 512) + 2 * 2560  # and two norms
+    weights = attention + 3 * 2560 * 12288 + 2 * 2560 * 2560
+    assert loaded(model, H100, sizes).drafts == 2 * weights
+
+
+def test_longrope_has_its_first_positions_unless_more_are_asked(tmp_path: Path) -> None:
+    """From vLLM 0.11.1 on (pull request 27431); a server takes requests up to all of them."""
+    phi = load_model("phi-4-mini")
+    assert [phi.longest(one, asked=False) for one in ((0, 11, 0), (0, 11, 1))] == [131_072, 4096]
+    assert phi.longest((0, 32, 0)) == 131_072
+    config = json.loads((MODELS / "phi-4-mini" / "config.json").read_text())
+    config |= {"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}}
+    assert spec_of("", config).longest((0, 32, 0), asked=False) == 4096
+    assert longest_of(EngineConfig(), phi) == 4096
+    assert longest_of(EngineConfig(name="sglang"), phi) == 131_072
