@@ -60,10 +60,10 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
     for one in outcome.sensitivity:
         ends = ""
         if one.interval is not None:
-            ends = "; 95 %: {:.2f} to {:.2f}".format(*one.interval)
+            ends = "; 95 % interval: {:.2f} to {:.2f}".format(*one.interval)
             ends += f" ({shares_line(one.shares)})"
         yield (
-            f"  {_label(one.metric)} {one.value:.2f}: 1 % longer steps (%): "
+            f"  {_label(one.metric)} {one.value:.2f}: if steps are 1 % longer (%): "
             f"{moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)}{ends}"
         )
     for one in outcome.sensitivity:
@@ -144,7 +144,7 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         near = "near saturation" if near_saturation(outcome.load) else ""
         key = (outcome.run.source, outcome.run.word("tier"), near)
         groups.setdefault(key, []).append(outcome)
-    yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |e|':>12}{'mean |e|':>10}"
+    yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |error|':>16}{'mean |error|':>14}"
     for names, members in groups.items():
         title = ", ".join(filter(None, names))
         for metric in SUMMARY_METRICS:

@@ -11,7 +11,7 @@ WIDTH = 100  # columns
 def engines(
     *,
     fields: Annotated[
-        bool, silent("every field of their configurations, and what becomes of it here")
+        bool, silent("every field of their configurations, and what Headway does with it")
     ] = False,
     json_: Json = False,
 ) -> int:

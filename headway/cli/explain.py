@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 def explain(
     folder: Annotated[Path, Parameter(name="OUT_DIR", help="folder that `headway run` wrote")],
-    request: Annotated[int, Parameter(name="REQUEST_ID", help="id of requests.csv, from 0")],
+    request: Annotated[int, Parameter(name="REQUEST_ID", help="id in requests.csv, from 0")],
     /,
 ) -> int:
     """Explain where one request's time went, and why."""

@@ -32,7 +32,7 @@ VERBS = {
     "compare": "Simulate a scenario with some keys varied, side by side.",
     "sweep": "Simulate a scenario at many points, on all cores or a cluster; one row per point.",
     "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
-    "rollouts": "Simulate rollouts of reinforcement learning: how long a step waits for the last.",
+    "rollouts": "Simulate rollouts of reinforcement learning: how long steps wait for answers.",
     "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
     "report": "Write an HTML page of runs.",
     "diagnose": "Find what limits a run, and simulate each change that it advises.",

@@ -62,7 +62,7 @@ NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own
 
 CharsPerToken = Annotated[
     float | None,
-    silent("estimate lengths from texts (ShareGPT, custom): about 4 for English"),
+    silent("characters of a token, for texts (ShareGPT, custom): about 4 in English"),
 ]
 
 

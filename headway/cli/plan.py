@@ -34,10 +34,10 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     vary: Vary = None,
     fewest: Annotated[
-        str | None, silent("dotted.key=LOW..HIGH: the least that keeps the levels")
+        str | None, silent("dotted.key=LOW..HIGH: find the lowest value that keeps the levels")
     ] = None,
     cheapest: Annotated[
-        bool, silent("the cheapest combination of --vary that keeps the levels")
+        bool, silent("find the cheapest combination of --vary that keeps the levels")
     ] = False,
     buy: Annotated[bool, silent("choose the GPUs to buy, their number and settings")] = False,
     gpus: Annotated[
@@ -57,10 +57,10 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
-        int | None, Parameter(help="runs of a load too close to decide [default: 3]")
+        int | None, Parameter(help="runs of each load that one run cannot decide [default: 3]")
     ] = None,
     tolerance: Annotated[
-        float | None, Parameter(help="relative tolerance of the largest rate [default: 0.05]")
+        float | None, Parameter(help="tolerance of the largest rate, a share [default: 0.05]")
     ] = None,
     min_duration: Annotated[
         float | None, Parameter(help="least s of load in each run that decides [default: 600]")
@@ -69,7 +69,7 @@ def plan(  # more than 80 lines: 50 are its options
         float | None, Parameter(help="s of load in the longest run [default: 2400]")
     ] = None,
     window: Annotated[
-        float | None, silent("s; every such stretch must keep the bounds, as 3600: every hour")
+        float | None, silent("s of each stretch that must keep the bounds; 3600: each hour")
     ] = None,
     optuna: Annotated[
         int | None, silent("try this many of the combinations, chosen by Optuna")

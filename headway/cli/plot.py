@@ -23,8 +23,8 @@ def plot(
         Parameter(
             name="OUT_DIR",
             negative="",
-            help="folder that run or compare wrote; for latency, pareto and chunk sweep (pareto: "
-            "or plan); for steps live; for memory a scenario, or --model or --command",
+            help="folder that run or compare wrote; latency, chunk: sweep's; pareto: sweep's or "
+            "plan's; steps: live's; memory: a scenario, or give --model or --command",
         ),
     ] = (),  # type: ignore[assignment]
     /,

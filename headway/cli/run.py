@@ -180,14 +180,14 @@ def run(
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME]")] = None,
     exports: Exports = DEFAULT_EXPORTS,
     sensitivity: Annotated[
-        bool, silent("how far 1 % longer steps move the results; 95 % intervals")
+        bool, silent("simulate how far 1 % longer steps move the results; print 95 % intervals")
     ] = False,
     options: RunOptions = DEFAULT_RUN,
     workers: Workers = DEFAULT_WORKERS,
     no_tables: Annotated[
         bool,
         silent(
-            "write no requests.csv and steps.csv: memory does not grow",
+            "write no requests.csv and steps.csv; memory does not grow with the run",
             "--no-tables",
         ),
     ] = False,

@@ -390,7 +390,7 @@ def table(found: Diagnosis) -> str:
     columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
     given = given_levels(found.verdicts)
-    levels = ["levels kept"] if given else []
+    levels = ["given levels kept"] if given else []
     rows = [(f"What each advice brings, by {lead}", *levels, *map(_label, columns), "GPUs", "$/h")]
     for trial in runs:
         kept = [f"{len(given) - trial.missed} of {len(given)}"] if levels else []
@@ -417,7 +417,7 @@ def table(found: Diagnosis) -> str:
     if lost and any(" kept" in bound for bound in found.verdicts):
         notes.append(UNKEPT)
     if (requests := found.values["num_prompts"]) < found.wanted:
-        many = f"{found.wanted:,.0f} (workload.num_prompts) decide it"
+        many = f"set workload.num_prompts to {found.wanted:,.0f}"
         notes.append(f"{requests:,} requests may keep a level by chance: {many}.")
     if any(_narrows(trial.advice) for trial in runs):
         notes.append(NARROWER)

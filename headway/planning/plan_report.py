@@ -45,7 +45,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     """Return the table of candidates, what cannot be told, and the best in words."""
     bounds = problem.criteria.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
-    searched = [problem.key or "holds"]
+    searched = [problem.key or "kept"]
     if problem.key == "workload.request_rate":
         searched = ["req/s"]
     if problem.searches_rate:

@@ -146,15 +146,15 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     lines = []
     if load := gauges.get("load"):
         moves = load["e2el_elasticity"]
-        lines.append(("Load, of saturation throughput (%)", f"{100 * load['share']:.1f}"))
+        lines.append(("Load (% of saturation throughput)", f"{100 * load['share']:.1f}"))
         told = "no bound" if moves is None else f"+{moves:.2f}"
-        lines.append(("E2EL by theory, 1 % longer steps (%)", told))
+        lines.append(("Theory: E2EL if steps are 1 % longer (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
         name = metric_name(key)
         moved = moved_by(
             one["elasticity"], one.get("elasticity_95"), resolved=one.get("resolved", True)
         )
-        lines.append((f"{name}, 1 % longer steps (%)", moved))
+        lines.append((f"{name} if steps are 1 % longer (%)", moved))
         shown = "not known"
         if one["interval_95"] is not None:
             ends = " to ".join(three_digits(end) for end in one["interval_95"])
@@ -237,15 +237,15 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     found = []
     for one in gauges.get("slo") or ():
         judged = Judged.of(one)
-        value = judged.slo.words(one["value"], three_digits) if judged.served else "n/a,"
-        found.append((one["bound"], f"{value} {judged}{served_of(summary, judged.slo)}"))
+        value = judged.slo.words(one["value"], three_digits) if judged.served else "n/a"
+        unit = " ms" if judged.served and judged.slo.metric.endswith("_ms") else ""
+        found.append((one["bound"], f"{value}{unit}: {judged}{served_of(summary, judged.slo)}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
         if (kept := gauges.get(f"slo_attainment_{name}")) is not None:
             bound = gauges[f"slo_{name}_ms"]  # None: of each class
             told = " in its bounds" if bound is None else f"<={bound:g} ms"
-            label = f"Requests of {name.upper()}{told} (%)"
-            found.append((label, f"{100 * kept:.2f}"))
+            found.append((f"Requests of {name.upper()}{told} (%)", f"{100 * kept:.2f}"))
     if len(names) > 1 and gauges.get("slo_attainment") is not None:
         found.append(("Requests that keep all (%)", f"{100 * gauges['slo_attainment']:.2f}"))
     return found
@@ -409,12 +409,12 @@ def run_band(gauges: Summary) -> str:
     """
     profile = str(gauges.get("profile"))
     lacks = str((gauges.get("step_times") or {}).get("unmeasured"))
-    errors, told = campaign(), "nine of ten measured ({}) are off by less than {}"
+    errors, told = campaign(), "nine of ten measured runs ({}) are off by less than {}"
     if lacks.startswith("kernels") or " scaled to " in profile:
         told = told.format(DATA_SHEET, errors[DATA_SHEET])
         return f"{told}; by more on a GPU without any measured kernels"
     name = profile.rsplit(".", 2)[0]
-    if name not in shipped_models():
+    if name not in shipped_models() or ".cpu." in profile:
         return ""
     model = "experts" if load_model(name).num_experts else "dense"
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))

@@ -40,7 +40,7 @@ def serve(
     options: ServeOptions = DEFAULT_SERVE_OPTIONS,
     tokenizer: Annotated[
         Path | None,
-        silent("folder with tokenizer.json, to count as the client does [default: words]"),
+        silent("folder with tokenizer.json, to count tokens as the client does [default: words]"),
     ] = None,
     chat_template: Annotated[
         str | None,
@@ -122,7 +122,7 @@ def tokenizer(
     folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
     /,
     *,
-    vocab_size: Annotated[int, Parameter(help="most tokens"), between(300, 100_000)] = 4000,
+    vocab_size: Annotated[int, Parameter(help="tokens, at most"), between(300, 100_000)] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
     from headway.twin.api.tokenizers import train
@@ -149,11 +149,11 @@ def replay(
     url: Annotated[str, Parameter(help="address of an OpenAI-compatible server")],
     model: Annotated[str | None, silent("model's name [default: the server's first]")] = None,
     timeout: Annotated[
-        float, Parameter(help="longest time of a request, s"), between(0.001, 1_000_000)
+        float, Parameter(help="seconds until a request is given up"), between(0.001, 1_000_000)
     ] = 600.0,
     prompt_seed: Annotated[
         int | None,
-        silent("seed of the prompts [default: others each time]"),
+        silent("seed of the prompts [default: new prompts in each replay]"),
         between(0, 2**63 - 1),
     ] = None,
     out: Annotated[Path | None, silent("folder for the files [default: out/replay-NAME]")] = None,

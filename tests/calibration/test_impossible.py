@@ -136,7 +136,7 @@ def test_how_far_a_run_moves_with_its_profile(folder, capsys):
     assert e2el.interval is not None
     assert e2el.interval[0] < e2el.value < e2el.interval[1]
     text = report([outcome])
-    assert "1 % longer steps (%): +" in text
+    assert "if steps are 1 % longer (%): +" in text
     assert "on a cliff" not in text
     assert " of 1 in their 95 % interval, ±" in text
     write_json(folder / "errors.json", [outcome])

@@ -209,7 +209,7 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
         "Service levels: p50_ttft_ms<=2500 kept with 20 % to spare; p99_"
     )
     assert found.as_it_is.missed == 1
-    assert re.search(r"levels kept .*\n-+\nas it is +1 of 2 ", table(found))  # 2 were given
+    assert re.search(r"given levels kept .*\n-+\nas it is +1 of 2 ", table(found))  # 2 were given
     lost = "completion>=1 broken by 5 points"
     for verdicts, told in (
         (found.verdicts, False),
@@ -217,7 +217,7 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
         ([lost, found.verdicts[1]], False),
     ):
         assert (UNKEPT in table(replace(found, verdicts=verdicts))) == told
-    few = "3 requests may keep a level by chance: 2,000 (workload.num_prompts) decide it."
+    few = "3 requests may keep a level by chance: set workload.num_prompts to 2,000."
     assert table(found).endswith(few)  # 20 are above a P99 of so many
     assert few not in table(replace(found, wanted=3.0))
 

@@ -65,11 +65,11 @@ def test_a_run_near_saturation_says_so_in_numbers(write, tmp_path, capsys):
     assert f"about {load['e2el_elasticity']:.1f} % for 1 % of step time" in told
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert "Load, of saturation throughput (%)" in page
+    assert "Load (% of saturation throughput)" in page
     assert f"Load: sits at {load['share']:.0%} of the saturation throughput" in page
     assert main(["run", str(write(BATCHED.replace("RATE", "4"))), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "Load, of saturation throughput (%):" in told
+    assert "Load (% of saturation throughput):" in told
     assert "Load: sits" not in told
 
 

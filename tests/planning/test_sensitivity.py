@@ -257,7 +257,7 @@ def test_near_saturation_a_line_says_so(write, tmp_path, capsys):
     summary = json.loads((out / "summary.json").read_text())
     e2el = summary["headway"]["sensitivity"]["mean_e2el_ms"]
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
-    assert "Mean E2EL, 1 % longer steps (%)" in (tmp_path / "page.html").read_text()
+    assert "Mean E2EL if steps are 1 % longer (%)" in (tmp_path / "page.html").read_text()
     assert e2el["elasticity"] > 5
     assert e2el["cliff"] is True
     assert e2el["interval_95"] is None

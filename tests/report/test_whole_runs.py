@@ -48,6 +48,7 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
         assert said.endswith("; by more on a GPU without any measured kernels")
     assert "| run: by data sheet | 2.7, 11.9 (27) | 4.0, 15.0 (155) |" in PAGE.read_text()
     assert not band("linear", 100.0)
+    assert not band("tiny-test.cpu.fp32", 100.0)  # the campaign has GPUs
 
 
 def test_medians_of_blind_runs_are_those_of_the_page() -> None:

@@ -235,7 +235,7 @@ def test_the_last_request_of_a_client_ends_by_a_time() -> None:
     result = run(found, workload=load)
     told = [(one["bound"], one["value"], one["met"]) for one in result.summary()["headway"]["slo"]]
     assert told[:2] == [("client a:finish<=0:00:09", 9.0, True), ("finish<=0:00:10", 12.0, False)]
-    assert ("finish<=0:00:10", "0:00:12 broken by 20 %") in slo_lines(result.summary())
+    assert ("finish<=0:00:10", "0:00:12: broken by 20 %") in slo_lines(result.summary())
     with pytest.raises(HeadwayError, match="or of the last one, needs all of them"):
         run_streamed(scenario(slo=slo[1:]))
 
