@@ -1,4 +1,4 @@
-"""The tables of docs/workloads.md that say what becomes of columns, made from the readers.
+"""The table and list of docs/workloads.md that say what becomes of columns, made from the readers.
 
 `python -m tools.trace_columns` puts them into the page.
 """
@@ -35,19 +35,15 @@ def _formats() -> Iterator[str]:
         for name, field in form.used.items():
             fields.setdefault(field, []).append(f"`{name}`")
         used = "; ".join(f"{field}: {', '.join(names)}" for field, names in fields.items())
-        yield _row(f"`{form.name}`", used or OTHERS)
+        yield f"| `{form.name}` | {used or OTHERS} |"
 
 
 def _fields() -> Iterator[str]:
-    yield "| field | well-known names |"
-    yield "|---|---|"
+    yield "The well-known names of each field:"
+    yield ""
     for field, names in FIELDS.items():
         if names:
-            yield _row(f"`{field}`", ", ".join(f"`{name}`" for name in names))
-
-
-def _row(field: str, names: str) -> str:
-    return f"| {field} | {names} |"
+            yield f"- `{field}`: {', '.join(f'`{name}`' for name in names)}"
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
         moves = load["e2el_elasticity"]
         lines.append(("Load (% of saturation throughput)", f"{100 * load['share']:.1f}"))
         told = "no bound" if moves is None else f"+{moves:.2f}"
-        lines.append(("Theory: E2EL if steps are 1 % longer (%)", told))
+        lines.append(("Theory: E2EL with 1 % longer steps (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
         name = metric_name(key)
         moved = moved_by(

@@ -162,7 +162,7 @@ class AutoscalingConfig(Config):
         8, description="most replicas"
     )
     interval: float = Field(15.0, ge=LEAST_S, description="s between two looks")
-    cooldown: NonNegativeFloat = Field(300.0, description="s after a change without fewer replicas")
+    cooldown: NonNegativeFloat = Field(300.0, description="s after a change until replicas go")
     startup_delay: NonNegativeFloat = Field(
         120.0,
         description="s from a replica's order to its start, which are paid for",

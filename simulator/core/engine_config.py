@@ -198,8 +198,8 @@ class EngineConfig(Config):
     )
     max_num_batched_tokens: Count = Field(
         2048,
-        description="most tokens of a step, max_num_seqs or more; left out, likewise 2048, "
-        "8192, and 16384 from 160 GiB on",
+        description="most tokens of a step, max_num_seqs or more; left out, 2048, or on "
+        "these GPUs 8192, from 160 GiB on 16384",
     )
     max_num_active_seqs: Count | None = Field(
         None,
@@ -211,11 +211,11 @@ class EngineConfig(Config):
     )
     max_num_queued_reqs: WholeNumber | None = Field(
         None,
-        description="a server with this many rejects the next, 503 (vLLM 0.29 on)",
+        description="queued requests at which a server rejects the next, HTTP 503 (vLLM 0.29 on)",
     )
     max_num_queued_tokens: WholeNumber | None = Field(
         None,
-        description="most prompt tokens without an answer; more: 503 (vLLM 0.29 on)",
+        description="most queued prompt tokens; beyond, HTTP 503 (vLLM 0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -323,7 +323,7 @@ class EngineConfig(Config):
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="false: a layer with a window keeps that alone, vllm's default (memory.md)",
+        description="false (vllm's default): a layer with a window keeps KV of the window alone",
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,

@@ -125,7 +125,7 @@ class Deadline:
 
 class SRPT:
     """The shortest remaining predicted length first. It displaces a running request with more
-    than `margin` more tokens to go, unless that has already said `limit` times its prediction.
+    than `margin` more tokens to go, unless that has generated `limit` times its prediction.
 
     A waiting request displaces the running one with the most predicted tokens to go, if its own
     are fewer by more than `margin`. Who has said more than `limit` times its prediction is not
@@ -167,7 +167,7 @@ class SRPT:
 
 class MLFQ:
     """Skip-join feedback queues: level l has `quantum` `ratio` ** l steps; `prefill_rate` prompt
-    tokens count as one. It displaces requests of lower levels. After a wait of `starvation`
+    tokens count as a step. It displaces requests of lower levels. After a wait of `starvation`
     seconds a request goes to the highest level.
 
     Skip-join multi-level feedback queues (FastServe, Wu et al., arXiv:2305.05920).

@@ -63,7 +63,7 @@ class ClusterConfig(Config):
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal parts of the replicas, chosen by a `router` that looks at no replica",
+        description="number of equal parts of the fleet; a `router` that looks at no replica",
     )
     pod_router: RouterSpec | None = Field(
         None, description="router in a pod; null: least_outstanding"

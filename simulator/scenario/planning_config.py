@@ -117,7 +117,7 @@ class PlanConfig(Config):
 
     window: PositiveFinite | None = Field(
         None,
-        description="s; every such stretch must keep the bounds; null: the whole",
+        description="s of each stretch that must keep the bounds; null: the whole run",
     )
 
     def _check(self) -> None:

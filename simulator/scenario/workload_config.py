@@ -46,13 +46,13 @@ class TraceConfig(Selection):
     chars_per_token: PositiveFloat | None = Field(
         None, description="characters of a token, for texts of custom and sharegpt"
     )
-    encoding: str | None = Field(None, description="as cp1252; null: UTF-8, or by the file's mark")
+    encoding: str | None = Field(None, description="as cp1252; null: UTF-8, or by byte-order mark")
     result: Count | None = Field(
         None, description="which benchmark of several in a file, from 1 on"
     )
     lanes: Count | None = Field(
         None,
-        description="agents side by side (dynamo, weka, agentic_mooncake); null: each at its time",
+        description="agents at once (dynamo, weka, agentic_mooncake); null: as recorded",
     )
 
 

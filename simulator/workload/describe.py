@@ -202,5 +202,5 @@ def _burstiness(spread: float | None) -> str:
     """Tell the spread of the gaps, and as what vLLM's knob of that name would imitate it."""
     if spread is None:
         return "none"
-    knob = f", burstiness: {spread**-2:.2g} in a scenario" if spread else ""
+    knob = f"; workload.burstiness: {spread**-2:.2g} gives it" if spread else ""
     return f"CV of gaps {spread:.2f} (Poisson: 1{knob})"

@@ -93,7 +93,7 @@ class Generator(ArrivalProcess):
     from floor(n (1 - r)) to ceil(n (1 + r)), in one number or as {input: r, output: r}.
     """
 
-    num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS), "requests; a turn is one"] = 1000
+    num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS), "requests or session turns"] = 1000
     n: Annotated[int, Field(ge=1, le=100_000), "samples of each prompt, sent together"] = 1
     max_concurrency: Annotated[Count | None, "requests sent and unfinished, at most"] = None
     input_len: Annotated[Length | None, "tokens of a prompt; null: 1024"] = None
@@ -104,14 +104,14 @@ class Generator(ArrivalProcess):
         "a length n is uniform from n (1 - r) to n (1 + r): r, or {input: r, output: r}",
     ] = 0.0
     lengths: Annotated[TraceLengths | None, "{path, format}: draw both lengths from a trace"] = None
-    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS), "tokens that begin each prompt"] = 0
+    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS), "tokens that begin all prompts"] = 0
     prefix_groups: Annotated[PrefixGroups | None, "prompts begin with one of a few prefixes"] = None
     sessions: Annotated[Sessions | None, "conversations of several turns"] = None
     clients: Annotated[
         int | Sequence[float] | Mapping[str, float] | None,
         "their number, a list of weights, or {name: weight}; null: requests name no client",
     ] = None
-    priorities: Annotated[Sequence[int] | None, "one of each client; smaller is more urgent"] = None
+    priorities: Annotated[Sequence[int] | None, "one per client; smaller is more urgent"] = None
     max_tokens: Annotated[Lengths | None, "most output tokens; null: the answer's own"] = None
     adapters: Annotated[Adapters | None, "adapters (LoRA) that requests ask for; null: none"] = None
     models: Annotated[Mapping[str, float] | None, "{name: weight}; null: the trace's"] = None

@@ -259,7 +259,8 @@ def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
     def found(weights: str) -> bool:
         key = f"engine.scheduling_policy={{policy: 'loud:Loudest', weights: {weights}}}"
         findings = diagnose(key, "workload.clients=[2, 1]", text=HEAVY)
-        return "(an answer token counts twice, by weight)" in findings.get("unfair", {"text": ""})["text"]
+        text = findings.get("unfair", {"text": ""})["text"]
+        return "(an answer token counts twice, by weight)" in text
 
     assert found("{client-0: 4, client-1: 4}")
     assert found("{client-1: 4}")
