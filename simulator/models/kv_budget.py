@@ -29,7 +29,7 @@ from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
 from simulator.models.kv_layout import KvLayout, exports_states, kv_layout, model_groups
-from simulator.models.loaded import Loaded, loaded
+from simulator.models.loaded import Loaded, loaded, stage_share
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import ScenarioError
@@ -362,18 +362,23 @@ def _context(gpu: Gpu, sizes: EngineSizes) -> int:
 def _stage_budget(
     whole: MemoryBudget, parts: Loaded, layers: Sequence[int], at: int, activations: int
 ) -> MemoryBudget:
-    """Get the budget of a stage, of which the first has the embedding and the last the lm_head."""
-    share, last = layers[at] / sum(layers), at + 1 == len(layers)
-    weights = parts.layers * share + parts.rest
-    weights += (parts.embedding + parts.tower) * (at == 0)
-    weights += ((parts.head or parts.embedding) + parts.drafts) * last
-    layout = whole.layout
+    """Get the budget of a stage, of which the first has the embedding and the last the lm_head.
+
+    All have encoders, and some models' classes both tables (read in vLLM 0.32).
+    """
+    model, last = whole.model, at + 1 == len(layers)
+    share = layers[at] / sum(layers)
+    own = stage_share(model, whole.gpu, whole.sizes, range(sum(layers[:at]), sum(layers[: at + 1])))
+    weights = parts.layers * own + parts.rest + parts.tower + parts.drafts * last
+    weights += parts.embedding * (at == 0 or model.embeds_on_each)
+    head = parts.head or parts.embedding * (not model.embeds_on_each)
+    weights += head * (last or model.head_on_each)
     return whole._replace(
         weights=int(weights),
         activations=activations,
         graphs=int(whole.graphs * share),
         kv_bytes_per_token=whole.kv_bytes_per_token * share,
-        layout=layout._replace(block_bytes=layout.block_bytes * share),
+        layout=whole.layout._replace(block_bytes=whole.layout.block_bytes * share),
         layers=layers[at],
     )
 

@@ -6,7 +6,7 @@ attention is unpacked in 16 bits.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -132,6 +132,13 @@ def _modules_bytes(
     if sizes.fraction_of != "static":
         return sum(tensors.values())
     return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
+
+
+def stage_share(model: ModelSpec, gpu: Gpu, sizes: EngineSizes, layers: Collection[int]) -> float:
+    """Return which share of all layers' bytes some layers have."""
+    own = [one for one in model.modules if int(one.name.split(".")[1]) in layers]
+    some, whole = (_modules_bytes(model, gpu, sizes, each) for each in (own, model.modules))
+    return some / whole
 
 
 def copies_bytes(model: ModelSpec, copies: float) -> float:

@@ -114,6 +114,8 @@ class ModelSpec:
     has_mtp: bool = False  # layers that draft, or a family that has some
     dense_drafts: bool = False  # which have no experts (vLLM's ErnieMTP)
     no_angles: bool = False  # no table of them in vLLM (its _TRANSFORMERS_SUPPORTED_MODELS)
+    embeds_on_each: bool = False  # pipeline stage, where others have it on the first
+    head_on_each: bool = False  # likewise, where others have it on the last
     family: str = ""  # its model_type
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
@@ -324,10 +326,8 @@ class ModelSpec:
         """
         layers, stages = self.num_hidden_layers, pipeline_parallel_size
         if stages > layers:
-            raise ScenarioError(
-                "engine.pipeline_parallel_size",
-                f"must be at most the {layers} layers of {self.name}, not {stages}",
-            )
+            what = f"must be at most the {layers} layers of {self.name}, not {stages}"
+            raise ScenarioError("engine.pipeline_parallel_size", what)
         each, left = divmod(layers, stages)
         return [each + (stages - 1 - left <= at < stages - 1) for at in range(stages)]
 

@@ -46,26 +46,20 @@ def make_blocks(
     windows = spec.keeps_window and (engine.speculative_config is None or engine.drafts_ahead)
     if windows or engine.mamba_cache_mode == "align":
         if named:
-            raise ScenarioError(
-                "engine.disable_hybrid_kv_cache_manager",
-                "must be true: a live engine has one table",
-            )
+            what = "must be true: a live engine has one table"
+            raise ScenarioError("engine.disable_hybrid_kv_cache_manager", what)
         return _make_hybrid(spec, caching)
     if engine.allocation == "contiguous":
         tokens = (spec.num_gpu_blocks - 1) * engine.block_size
         pages = tokens // spec.max_model_len
         if not pages:
-            raise ScenarioError(
-                "engine.allocation",
-                f"{tokens} tokens of KV cache have no room for a request of "
-                f"max_model_len {spec.max_model_len}",
-            )
+            what = f"{tokens} tokens of KV cache have no room for a request of max_model_len"
+            raise ScenarioError("engine.allocation", f"{what} {spec.max_model_len}")
         return _make_counter(spec, pages + 1, spec.max_model_len)
     if tree and caching:
         if named:
-            raise ScenarioError(
-                "engine.prefix_cache", "radix counts blocks, a live engine names them"
-            )
+            what = "radix counts blocks, a live engine names them"
+            raise ScenarioError("engine.prefix_cache", what)
         return _make_tree(spec, counts=counts and not shares)
     if engine.kv_offloading_size is not None and (named or not caching):
         why = "a live engine has no host tier" if caching else "there is no prefix cache"

@@ -105,6 +105,26 @@ def test_the_stage_with_the_least_room_says_how_many_blocks_there_are() -> None:
     assert two.activations == 256 * LLAMA.vocab_size * 14  # the sampler's
 
 
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("mixtral-8x7b", 43.747),  # with both tables on each stage
+        ("qwen3.5-35b-a3b", 34.091),  # with the encoder and the embedding on each
+        ("deepseek-v2-lite", 14.723),  # whose first layer has no experts
+    ],
+)
+def test_the_fullest_stage_of_vllms_own_classes(name: str, gib: float) -> None:
+    """GiB that parameters and buffers of vLLM 0.32 have there, on torch's meta device."""
+    model = load_model(name)
+    keys = {"pipeline_parallel_size": 2, "release": (0, 32, 0), "max_num_seqs": 1024}
+    budget = kv_budget(model, GPUS["H200"], **keys)
+    weights = budget.weights
+    if own := model.latent:  # unpacked after the load
+        unpacked = own.kv_lora_rank * (own.qk_nope_head_dim + own.v_head_dim)
+        weights -= 2 * budget.layers * model.num_attention_heads * unpacked
+    assert weights / 2**30 == pytest.approx(gib, rel=0.002)
+
+
 def test_a_scenario_with_stages_runs_and_tells_how_to_start_it(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(PIPED)
