@@ -61,7 +61,7 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
         ends = ""
         if one.interval is not None:
             ends = "; 95 % interval: {:.2f} to {:.2f}".format(*one.interval)
-            ends += f" ({shares_line(one.shares)})"
+            ends += f" (causes: {shares_line(one.shares)})"
         yield (
             f"  {_label(one.metric)} {one.value:.2f}: if steps are 1 % longer (%): "
             f"{moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)}{ends}"

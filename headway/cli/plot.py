@@ -23,6 +23,7 @@ def plot(
         Parameter(
             name="OUT_DIR",
             negative="",
+            show_default=False,
             help="folder that run or compare wrote; latency, chunk: sweep's; pareto: sweep's or "
             "plan's; steps: live's; memory: a scenario, or give --model or --command",
         ),

@@ -198,8 +198,8 @@ class EngineConfig(Config):
     )
     max_num_batched_tokens: Count = Field(
         2048,
-        description="most tokens of a step, max_num_seqs or more; left out, 2048, or on "
-        "these GPUs 8192, from 160 GiB on 16384",
+        description="most tokens of a step, max_num_seqs or more; left out, 2048; 8192 "
+        "where 1024 max_num_seqs is the default; 16384 on GPUs from 160 GiB on",
     )
     max_num_active_seqs: Count | None = Field(
         None,

@@ -63,7 +63,7 @@ class ClusterConfig(Config):
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="number of equal parts of the fleet; a `router` that looks at no replica",
+        description="equal parts of the fleet; `router`, which looks at no replica, chooses one",
     )
     pod_router: RouterSpec | None = Field(
         None, description="router in a pod; null: least_outstanding"

@@ -24,7 +24,7 @@ OPENING = re.compile(
 """Words that begin a sentence before its noun and verb; a question may."""
 A_PAGE, ALL_PAGES, MESSAGES = 1, 1, 0
 """The most of them in a page, in all pages, and in what the code prints: these may only fall."""
-WORDS = 39_950
+WORDS = 39_893
 """The most words of README.md and docs/*.md, as `wc -w` counts them: they may only become fewer."""
 SINCE = "2db2961a"
 """The commit after which subjects are checked."""
