@@ -88,7 +88,8 @@ def init(
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, reading)
     workload = None if traffic is None else read[traffic]
-    chosen = _Choices(model, gpu, 1, traffic, reading, rate, levels, launch=launch)
+    replicas = launch.pool.get("dp_size", 1) if launch else 1
+    chosen = _Choices(model, gpu, 1, traffic, reading, rate, levels, replicas, launch)
     chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic and _from_folder(str(traffic), file.parent)
     write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
@@ -96,7 +97,7 @@ def init(
     print(
         f"written to {file}: {_order(chosen)}; steps are timed by {cost}; try {shlex.join(words)}"
     )
-    if chosen.replicas > 1 or hopeless:
+    if (chosen.replicas > 1 and launch is None) or hopeless:
         buy = shlex.join(["headway", "plan", str(file), "--buy"])
         what = "These replicas are the fewest, and may not be" if not hopeless else "Not"
         print(f"{what} enough; {buy} tries other GPUs, sizes and precisions")
@@ -293,7 +294,8 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
         *_engine_lines(chosen),
     ]
     if chosen.replicas > 1:
-        lines += ["cluster:", f"  replicas: {chosen.replicas}  # at least: one cannot keep up"]
+        why = "--dp-size" if chosen.launch else "at least: one cannot keep up"
+        lines += ["cluster:", f"  replicas: {chosen.replicas}  # {why}"]
     lines.append("workload:")
     if workload is not None:
         beside = {k: value for k, value in chosen.reading.given.items() if k != "columns"}

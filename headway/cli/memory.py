@@ -89,7 +89,7 @@ def memory(
     sets = _settings({key: value for key, value in named.items() if value is not None} | keys)
     sets |= {TEXT_ALONE: "--language-model-only"} if language_model_only else {}
     source = scenario or {"cost": {"kind": "roofline"}}
-    overrides = with_launch(command, [*sets, *(set_ or [])])
+    overrides = with_launch(command, [*sets, *(set_ or [])], ("--kv-transfer-config",))
     try:
         budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:
@@ -172,7 +172,7 @@ def _plain(key: str, value: str) -> str:
 
 def _formats(asked: str, options: Mapping[str, str]) -> str:
     """Write a loader of weights as the scenario's key has it: null for a checkpoint's own."""
-    from simulator.launch.keys import LOADERS, loaded_as
+    from simulator.launch.formats import LOADERS, loaded_as
     from simulator.schedulers.vllm.rules import NEWEST_RELEASE, read_release
 
     model, engine = options.get("model"), options.get("engine", "vllm")

@@ -7,17 +7,18 @@ and what changes neither time nor decisions is listed.
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
 from simulator.launch.fields import fields, of_config, option_of, read_since
+from simulator.launch.formats import LOADERS, loaded_as
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
-from simulator.models.engine_sizes import LONGER
+from simulator.models.engine_sizes import KEEPS_WINDOWS_SINCE, LONGER
 from simulator.models.load import load_model
 from simulator.models.loaded import copies_bytes, draft_method_of
-from simulator.models.quantization import Quantization
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -30,11 +31,6 @@ from simulator.util.files import read_table
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
-LOADERS = {row["method"]: row for row in read_table(__file__, "quantizations.csv")}
-"""Loaders of weights, by the names of vLLM and SGLang: the methods of checkpoints that each reads,
-and the dtype that it makes of 16 bits (`online`), or that most of these checkpoints have."""
-OVERRIDES = {"modelopt": (0, 10, 2), "mxfp4": (0, 20, 0)}
-"""The first release of vLLM that takes the loader of such a checkpoint, whatever is asked for."""
 POLICIES = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
 """What schedules under an engine whose commands have options of it."""
 SUPPOSED = "engine.speculative_config: {}: supposed, no command says it"
@@ -44,25 +40,32 @@ CHAIN, TREE = (3, 1, 4), (5, 4, 8)
 """These sizes where a command of SGLang gives none; the tree under Llama."""
 HICACHE_RATIO = 2.0  # tokens of HiCache for one of the GPU's
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
+OTHERS = {"dflash": "dflash", "medusa": "medusa", "accelerator": "mlp_speculator"}
+"""Methods that vLLM finds in a draft's config.json, by a word in the names of such models."""
+KEEP_ALL = ("LMCacheConnectorV1", "FlexKVConnectorV1", "ExampleConnector", "P2pNcclConnector")
+"""Connectors under which vLLM turns its hybrid KV cache manager off: no `SupportsHMA`."""
 
 
 class LaunchCommand(str):
     """A command, or the file that has it, among a scenario's overrides."""
 
-    obeyed: tuple[str, ...] = ()  # options that the caller itself obeys
+    obeyed: tuple[str, ...] = ()
 
 
-class Launch(NamedTuple):
+@dataclass(slots=True)
+class Launch:
     """What a command says."""
 
-    model: str
     engine: dict[str, Any]
-    words: dict[tuple[str, ...], str]  # the option that gave each key
-    told: list[str]  # what is not simulated, and what is supposed
-    without_effect: list[str]  # options
-    supposed: list[str]  # what no command says
-    pool: dict[str, Any]  # what sizes the KV cache, where the GPU is known: `kv_room.size_pool`
-    offline: bool = False  # `LLM(...)` in the place of a server
+    release: Release  # of vLLM
+    obeyed: tuple[str, ...]  # options that the caller itself obeys, or can do without
+    offline: bool  # `LLM(...)` in the place of a server
+    model: str = ""
+    words: dict[tuple[str, ...], str] = field(default_factory=dict)  # the option of each key
+    told: list[str] = field(default_factory=list)  # what is not simulated, and what is supposed
+    without_effect: list[str] = field(default_factory=list)  # options
+    supposed: list[str] = field(default_factory=list)  # what no command says
+    pool: dict[str, Any] = field(default_factory=dict)  # what sizes caches where the GPU is known
 
     def over(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the engine, with what no command says from the one before it."""
@@ -76,10 +79,10 @@ class Launch(NamedTuple):
             self.supposed.clear()
         return engine
 
-    def lines(self, obeyed: tuple[str, ...] = ()) -> list[str]:
+    def lines(self) -> list[str]:
         """Say in a line each what is not simulated, what is supposed and what has no effect."""
         lines = [f"--command: {what}" for what in (*self.told, *self.supposed)]
-        if options := [one for one in dict.fromkeys(self.without_effect) if one not in obeyed]:
+        if options := [one for one in dict.fromkeys(self.without_effect) if one not in self.obeyed]:
             lines.append(f"--command: without effect on time and decisions: {', '.join(options)}")
         return lines
 
@@ -88,10 +91,11 @@ class _UnsimulatedError(ValueError):
     """What a scenario cannot have."""
 
 
-def read_launch(given: str, version: str | None = None) -> Launch:
+def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] = ()) -> Launch:
     """Read a command, or the file that has it; `version`: the release of vLLM that it starts.
 
-    HeadwayError has a line for each thing that is wrong or that cannot be simulated.
+    `obeyed` are options that the caller itself obeys, or can do without. HeadwayError has a line
+    for each thing that is wrong or that cannot be simulated.
     """
     command = find_command(given)
     models, options = read_options(command)
@@ -99,9 +103,7 @@ def read_launch(given: str, version: str | None = None) -> Launch:
     engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
     release = _release(version)
     wrong: list[str] = []
-    launch = Launch(
-        model="", engine=engine, words={}, told=[], without_effect=[], supposed=[], pool={}
-    )
+    launch = Launch(engine, release, obeyed, command.offline and command.engine == "vllm")
     for option in options:
         row = option.row
         if row.effect == "model":
@@ -121,60 +123,22 @@ def read_launch(given: str, version: str | None = None) -> Launch:
         wrong.append(what)
     if wrong:
         raise HeadwayError([f"--command: {what}" for what in wrong])
-    offline = command.offline and command.engine == "vllm"
-    launch = launch._replace(model=models[0], offline=offline)
-    _finish(launch, command)
-    _keep_formats(launch, release)
+    launch.model = models[0]
+    nodes = next((one.value for one in options if one.row.field == "nnodes"), 1)
+    _finish(launch, command, nodes)
+    _keep_formats(launch)
     return launch
 
 
-def _keep_formats(launch: Launch, release: Release) -> None:
+def _keep_formats(launch: Launch) -> None:
     """Leave a quantized checkpoint in its formats, of which `--quantization` is only the loader."""
     option = launch.words.get(("engine", "quantization"))
     if option is None:
         return
-    dtype = loaded_as(f"--command: {option}", launch.model, release, launch.engine["name"])
+    dtype = loaded_as(f"--command: {option}", launch.model, launch.release, launch.engine["name"])
     launch.engine.pop("quantization", None)
     if dtype:
         launch.engine["quantization"] = dtype
-
-
-def loaded_as(option: str, name: str, release: Release, engine: str) -> str:
-    """Return the dtype that `option`, `--quantization LOADER`, makes of a model.
-
-    "": a checkpoint's own formats. HeadwayError, in vLLM's words, where the loader does not read
-    the checkpoint.
-    """
-    asked = option.replace("=", " ").split()[-1]
-    try:
-        model = load_model(name)
-    except ValueError:  # what is wrong is said where it is loaded
-        return LOADERS[asked]["dtype"]
-    own, why = model.checkpoint, ""
-    if own is None and not LOADERS[asked]["online"]:
-        why = f"Cannot find the config file for {asked}"
-    elif own is not None and not _reads(asked, own, model.unread, release):
-        why = f"Quantization method specified in the model config ({own.method}) does not match"
-    if why and engine == "vllm":
-        raise HeadwayError(f"{option}: vLLM refuses it: {why}")
-    return "" if own is not None and own.rules else LOADERS[asked]["dtype"]
-
-
-def _reads(asked: str, own: Quantization, unread: str, release: Release) -> bool:
-    """Whether a loader reads a checkpoint.
-
-    Where the model's name alone says it, `FP8` and the like are bits, `AWQ` is a method.
-    """
-    loader = LOADERS[asked]
-    family = next((one for one in OVERRIDES if one in own.method), own.method)
-    if family in loader["reads"].split() or own.method == "auto-round":
-        return True
-    if family in OVERRIDES and release >= OVERRIDES[family]:
-        return True
-    guessed = "by the name" in unread and (
-        own.method == "fp8" or f"for {own.method} by" not in unread
-    )
-    return guessed and loader["dtype"] in ("", own.word)
 
 
 def _release(version: str | None) -> Release:
@@ -190,8 +154,9 @@ def _release(version: str | None) -> Release:
 def _take(launch: Launch, option: Option) -> None:
     """Put an option where it belongs; _UnsimulatedError where it cannot be simulated."""
     row = option.row
-    if row.config == "EngineArgs" and row.field in CONFIGS:
-        CONFIGS[row.field](launch, option)
+    if row.field in POOLED:
+        launch.pool[row.field] = option.value
+        launch.words["engine", row.effect.removeprefix("engine.")] = option.text
     elif (row.engine, row.field) in OWN:
         OWN[row.engine, row.field](launch, option)
     elif row.effect == "none":
@@ -226,8 +191,8 @@ def _read_block(launch: Launch, option: Option, config: str) -> dict[str, Any]:
     found = {}
     for name, value in option.value.items():
         row = rows.get(str(name).replace("-", "_"))
-        if row is None:
-            raise _UnsimulatedError(f"{name}: is no key of it")
+        if row is None or not row.is_in(launch.release):
+            raise _UnsimulatedError(f"{name}: is no key of it in {write_release(launch.release)}")
         default = json.loads(row.default) if row.default else None
         if row.effect == "refused" and value != default:
             raise _UnsimulatedError(f"{name}: is not simulated: {row.note}")
@@ -259,18 +224,23 @@ def _speculative(launch: Launch, option: Option) -> None:
     model = str(given.get("model") or "")
     method = draft_method_of(given)
     method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
+    if method == "draft_model":
+        method = next((OTHERS[word] for word in OTHERS if word in model.lower()), method)
     if method not in DRAFT_METHODS:
         raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
-    drafts = given.get("num_speculative_tokens") or (1 if method == "mtp" else None)
+    drafts = given.get("num_speculative_tokens") or (1 if method == "mtp" and model else None)
     if drafts is None:
         raise _UnsimulatedError("num_speculative_tokens: is missing")
+    if not model and (method not in ("ngram", "mtp") or "method" not in given):
+        raise _UnsimulatedError("model: is missing: methods ngram and mtp alone take none")
+    least, most = (given.get(f"prompt_lookup_{end}") or 0 for end in ("min", "max"))
+    if 0 < most < least:
+        raise _UnsimulatedError(f"prompt_lookup_min={least} must be <= prompt_lookup_max={most}")
+    launch.pool["parts"] = given.get("draft_tensor_parallel_size") or 1
     rates = given.get("synthetic_acceptance_rates") or given.get("synthetic_acceptance_rate")
     usual = "typical" if method in TYPICAL else ACCEPTANCE
-    block = {
-        "method": method,
-        "num_speculative_tokens": drafts,
-        "acceptance": usual if rates is None else rates,
-    }
+    block = {"method": method, "num_speculative_tokens": drafts}
+    block["acceptance"] = usual if rates is None else rates
     block |= {name: given[name] for name in VLLM_DRAFTS if given.get(name)}
     supposed = [] if rates is not None else [f"acceptance: {usual}"]
     if model and method != "ngram":
@@ -293,6 +263,10 @@ def _transfer(launch: Launch, option: Option) -> None:
             if others:
                 raise _UnsimulatedError(f"{', '.join(map(str, others))}: is not simulated")
             _offload(launch, option._replace(value=size / 2**30))
+        case {"kv_connector": str() as name} if option.row.options in launch.obeyed:
+            launch.told.append(f"{name} is not simulated: memory lacks what it takes of the GPU")
+            if launch.release < KEEPS_WINDOWS_SINCE or any(one in option.text for one in KEEP_ALL):
+                _set(launch, "disable_hybrid_kv_cache_manager", True, option)
         case _:
             _read_block(launch, option, "KVTransferConfig")
 
@@ -322,11 +296,10 @@ def _cache_dtype(launch: Launch, option: Option) -> None:
 
     `cache_dtypes.csv` has them, with the first release that may have each; no dtype: not simulated.
     """
-    engine, release = option.row.engine, _release(launch.engine.get("version"))
-    rows = read_table(__file__, "cache_dtypes.csv")
+    engine, release = option.row.engine, launch.release
     known = {
         row["value"]: row["dtype"]
-        for row in rows
+        for row in read_table(__file__, "cache_dtypes.csv")
         if row["engine"] == engine and read_since(row["since"]) <= release
     }
     if option.value not in known:
@@ -366,22 +339,17 @@ def _negated(key: str) -> Callable[[Launch, Option], None]:
     return lambda launch, option: _set(launch, key, not option.value, option)
 
 
-def _pool(launch: Launch, option: Option) -> None:
-    """Keep what sizes caches by the memory of a GPU or by other options."""
-    launch.pool[option.row.field] = option.value
-    launch.words["engine", option.row.effect.removeprefix("engine.")] = option.text
-
-
 PLUGIN = "headway.vllm.HeadwayScheduler"
 """`simulator.scenario.policy_table.PLUGIN`, which is above."""
 POLICY_VARIABLE = "HEADWAY_POLICY"
 VARIABLES = ("VLLM_", "SGLANG_", "TRTLLM_", "TLLM_")  # how those of engines begin
-CONFIGS = {
-    "speculative_config": _speculative,
-    "kv_transfer_config": _transfer,
-    "compilation_config": _compilation,
-}
+POOLED = {"ep_size", "dp_size", "max_total_tokens", "kv_cache_memory_bytes"}
+POOLED |= {"enable_hierarchical_cache", "hicache_size", "hicache_ratio"}
+"""What sizes caches by the memory of a GPU or by other options."""
 OWN = {
+    ("vllm", "speculative_config"): _speculative,
+    ("vllm", "kv_transfer_config"): _transfer,
+    ("vllm", "compilation_config"): _compilation,
     ("vllm", "optimization_level"): _level,
     ("vllm", "quantization"): _quantization,
     ("vllm", "kv_offloading_size"): _offload,
@@ -395,18 +363,11 @@ OWN = {
     ("sglang", "chunked_prefill_size"): _chunk,
     ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),
     ("sglang", "disable_overlap_schedule"): _negated("async_scheduling"),
-    ("sglang", "ep_size"): _pool,
-    ("tensorrt-llm", "ep_size"): _pool,
-    ("sglang", "hicache_size"): _pool,
-    ("sglang", "hicache_ratio"): _pool,
-    ("sglang", "enable_hierarchical_cache"): _pool,
-    ("sglang", "max_total_tokens"): _pool,
-    ("vllm", "kv_cache_memory_bytes"): _pool,
 }
 """Options whose value in a scenario is another."""
 
 
-def _finish(launch: Launch, command: Command) -> None:
+def _finish(launch: Launch, command: Command, nodes: int) -> None:
     """Settle what several options say together, and the environment."""
     engine = launch.engine
     if engine.get("api_server_count") and engine.get("data_parallel_size", 1) == 1:
@@ -422,11 +383,12 @@ def _finish(launch: Launch, command: Command) -> None:
     if command.engine == "sglang":
         _finish_host(launch)
         _finish_drafts(launch)
+    elif drafts := engine.get("speculative_config"):
+        _check_drafts(launch, **drafts)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
-    if command.replicas != 1:
-        told = f"1 of the manifest's {command.replicas} replicas is simulated: cluster.replicas"
-        launch.told.append(told)
+    if (copies := command.replicas // nodes) != 1:
+        launch.told.append(f"1 of the manifest's {copies} replicas is simulated: cluster.replicas")
     variables = [name for name in command.environment if name.startswith(VARIABLES)]
     if unread := [name for name in variables if name not in LONGER.values()]:
         launch.told.append(f"variables are not read: {', '.join(unread)}")
@@ -448,6 +410,19 @@ def _tell_copies(launch: Launch) -> None:
         if size := copies_bytes(load_model(launch.model), each) / 2**30:
             what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
             launch.told.append(what)
+
+
+def _check_drafts(launch: Launch, method: str, model: str = "", **_: object) -> None:
+    """Refuse a draft that vLLM does not start beside the target."""
+    parts, size = launch.pool.pop("parts"), launch.engine.get("tensor_parallel_size", 1)
+    if parts not in (1, size):
+        raise HeadwayError(f"--command: draft_tensor_parallel_size: {parts} is not 1 or {size}")
+    tokens: list[int] = []
+    with suppress(ValueError):  # what is wrong with a model is said where it is loaded
+        tokens += [load_model(name).vocab_size for name in (launch.model, model)]
+    if method == "draft_model" and len({*tokens}) > 1:
+        what = "{1:,} tokens of its vocabulary are not the {0:,} of the target".format(*tokens)
+        raise HeadwayError(f"--command: speculative_config: {model}: {what}")
 
 
 def _finish_host(launch: Launch) -> None:

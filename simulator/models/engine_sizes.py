@@ -4,6 +4,7 @@ from functools import cache
 from typing import Literal
 
 from simulator.core.engine_config import EngineConfig
+from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.files import read_table
@@ -24,6 +25,9 @@ LONGER = {
 OVERLAP_SINCE: Release = (0, 26, 0)
 # Layers with chunks have tables of their own (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE).
 CHUNKS_SINCE: Release = (0, 14, 0)
+KEEPS_WINDOWS_SINCE: Release = (0, 23, 0)
+"""Before, any connector (--kv-transfer-config) turned vLLM's hybrid KV cache manager off."""
+SGLANG_PAGE = 16  # tokens of the shortest page that TensorRT-LLM's kernels take there
 BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
@@ -88,11 +92,23 @@ class EngineSizes(EngineConfig):
         return model.resolve_dtype(asked)
 
     def on(self, gpu: Gpu, model: ModelSpec) -> "EngineSizes":
-        """Return them as on a GPU: vLLM's `auto` takes no bfloat16 where the GPU has none."""
+        """Return them as on a GPU: in blocks of its kernels, without bfloat16 if it has none."""
+        changed: dict[str, object] = {}
+        block = self.term(f"block_{self._kernels(model)}_{gpu.compute_capability}")
+        if block and self.block_size % (block if self.fraction_of == "all" else SGLANG_PAGE):
+            changed["block_size"] = block
         bare = self.dtype == "auto" and 0 < gpu.compute_capability < BFLOAT16
-        if not bare or model.resolve_dtype() != "bfloat16":
-            return self
-        return self.model_copy(update={"dtype": "float32" if model.no_float16 else "float16"})
+        if bare and model.resolve_dtype() == "bfloat16":
+            changed["dtype"] = "float32" if model.no_float16 else "float16"
+        return self.model_copy(update=changed) if changed else self
+
+    def _kernels(self, model: ModelSpec) -> str:
+        """Name the kernels of a model's attention, which may take some sizes of blocks alone."""
+        drafts = self.speculative_config
+        if model.latent is None:
+            return "tree" if drafts and drafts.speculative_eagle_topk > 1 else "dense"
+        narrow = bytes_of(self.cache(model)) < HALF
+        return "indexed" if model.latent.index_n_heads else "narrow" if narrow else "latent"
 
     def more_layers(self, model: ModelSpec) -> float:
         """Layers with a KV cache that draft, as many as one of the model's takes."""

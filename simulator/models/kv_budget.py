@@ -316,7 +316,7 @@ def fitting(budget: MemoryBudget) -> MemoryBudget:
 def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     """Work out the budget likewise, whether anything is left for the KV cache or not."""
     model.check_parallel(sizes.tensor_parallel_size)
-    sizes = sizes.on(gpu, model) if sizes.fraction_of == "all" else sizes
+    sizes = sizes.on(gpu, model) if sizes.fraction_of != "free" else sizes
     if sizes.mamba_cache_mode == "align":
         exports = exports_states(model, gpu, sizes.release)
         sizes = sizes.model_copy(update={"exports_states": exports})

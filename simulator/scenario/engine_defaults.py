@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
+from simulator.models.engine_sizes import KEEPS_WINDOWS_SINCE
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.kv_budget import estimate, kv_block_bytes
 from simulator.models.load import load_model
@@ -261,7 +262,7 @@ def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -
             fill_in_defaults(raw | {"engine": keys | engine})["engine"]
         )
         budget = estimate(model, found, engine_sizes(own, model))
-        page, blocks = own.block_size, budget.logged_blocks
+        page, blocks = budget.block_size, budget.logged_blocks
         if size := pool.get("kv_cache_memory_bytes"):
             keys["num_gpu_blocks_override"] = int(size // budget.layout.block_bytes)
         if (tokens := pool.get("max_total_tokens", inf)) < blocks * page:
@@ -354,7 +355,8 @@ def not_simulated(engine: EngineConfig, model: object) -> Defaults:
         return {}
     missing: Defaults = {}
     keeps_all = engine.disable_hybrid_kv_cache_manager and spec.keeps_window
-    if engine.name == VLLM and keeps_all and release >= HYBRID_SINCE:
+    since = HYBRID_SINCE if engine.kv_offloading_size is None else KEEPS_WINDOWS_SINCE
+    if engine.name == VLLM and keeps_all and release >= since:
         missing["disable_hybrid_kv_cache_manager"] = False
     if spec.linear is not None and (engine.name != VLLM or release >= STATES_CACHED_SINCE):
         usual = ENGINES[engine.name].defaults.get("enable_prefix_caching")

@@ -319,7 +319,7 @@ def _launch(
     before: dict[str, Any] = own if isinstance(own, dict) else {}
     given = (one.partition("=")[2] for one in overrides if one.startswith("engine.version="))
     version = next(given, "").strip("\"'") or before.get("version")
-    launch = read_launch(command, str(version) if version else None)
+    launch = read_launch(command, str(version) if version else None, command.obeyed)
     known = raw.get("model")
     if not (isinstance(known, dict) and known.get("name") == launch.model):
         raw["model"] = launch.model
@@ -330,10 +330,12 @@ def _launch(
         source_map.override(key, f"--command {words}")
     if isinstance(raw.get("gpu"), dict):
         raw["gpu"].pop("count", None)
+    if copies := launch.pool.get("dp_size"):
+        raw["cluster"] = (raw.get("cluster") or {}) | {"replicas": copies}
     cost = raw.get("cost")
     if isinstance(cost, dict) and cost.get("profile") in shipped_profiles():
         del raw["cost"]  # of this model and its GPUs
-    for line in launch.lines(command.obeyed):
+    for line in launch.lines():
         warnings.warn(line, HeadwayWarning, stacklevel=2)
     return launch
 

@@ -56,11 +56,11 @@ def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
 
 
 def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
-    """Return an engine with blocks as long as its states make them."""
+    """Return an engine with blocks as long as its states or kernels make them."""
     if block_size == engine.block_size:
         return engine
     if (engine.prefix_cache_retention_interval or 0) % block_size:
-        what = f"must be a multiple of the block of {block_size} tokens that its states make"
+        what = f"must be a multiple of the block of {block_size} tokens"
         raise ScenarioError("engine.prefix_cache_retention_interval", what)
     return engine.model_copy(update={"block_size": block_size})
 

@@ -211,3 +211,28 @@ def test_bytes_of_a_cache_came_with_a_patch_release(capsys: pytest.CaptureFixtur
     assert main([*shape, "engine.version=0.10.1"]) == 2
     assert "no such option: it came with 0.10.2" in capsys.readouterr().err
     assert main([*shape, "engine.version=0.10.2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "keeps_all"),
+    [
+        ("0.22.0", "--kv-transfer-config.kv_connector NixlConnector", True),
+        ("0.23.0", "--kv-transfer-config.kv_connector NixlConnector", False),
+        ("0.33.0", "--kv-transfer-config.kv_connector LMCacheConnectorV1", True),
+        ("0.22.0", "--kv-offloading-size 8", True),
+        ("0.23.0", "--kv-offloading-size 8", False),
+    ],
+)
+def test_memory_of_the_gpu_beside_a_connector(
+    capsys: pytest.CaptureFixture[str], release: str, options: str, keeps_all: bool
+) -> None:
+    """`VllmConfig.__post_init__`: which connectors turn the hybrid KV cache manager off."""
+    image = f"docker run vllm/vllm-openai:v{release} --model openai/gpt-oss-20b"
+    blocks = []
+    for more in (options, "--disable-hybrid-kv-cache-manager"):
+        command = ["--command", f"{image} {more}"]
+        assert main(["memory", "--gpu", "H100", *command, "--json"]) == 0
+        out = capsys.readouterr()
+        blocks.append(json.loads(out.out)["num_gpu_blocks"])
+        assert ("is not simulated: memory lacks what it takes" in out.err) == ("Conn" in more)
+    assert (blocks[0] == blocks[1]) == keeps_all

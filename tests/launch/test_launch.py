@@ -254,7 +254,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         (f"{SERVE} --block-size 17", "--block-size 17: vLLM has no attention backend for it"),
         (f"{SERVE} --swap-space 8", "has no such option: it went after"),
         ("docker run vllm/vllm-openai:v0.19.1 m --watermark 0.1", "it came with 0.24"),
-        ("sglang serve --model m --dp-size 2", "cluster.replicas"),
+        ("sglang serve --model m --dp 2 --load-balance-method total_tokens", "cluster.router has"),
         ("sglang serve --model m --enable-dp-attention", "data-parallel ranks"),
     ],
 )
@@ -327,8 +327,8 @@ def test_keys_of_an_engine_that_are_not_simulated_say_so():
         load_scenario(raw)
     first, second = raised.value.messages
     assert first.endswith(
-        "engine.dp_size: is not simulated: SGLang's data-parallel replicas are "
-        "replicas of a cluster: cluster.replicas"
+        "engine.dp_size: SGLang's name of cluster.replicas: without attention in "
+        "data-parallel ranks"
     )
     assert "engine.enable_dp_attention: is not simulated: attention in data-parallel" in second
 

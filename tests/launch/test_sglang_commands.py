@@ -127,3 +127,56 @@ def test_fewer_requests_leave_more_of_the_memory_to_the_cache():
     ]
     usual, fewer = (81_101 * (1 - engine.gpu_memory_utilization) for engine in shares)
     assert usual - fewer == pytest.approx(2 * (256 - 16), abs=82)  # shares have three digits
+
+
+def test_engines_behind_the_controller_are_replicas(tmp_path, capsys):
+    """`round_robin_scheduler` of DataParallelController: they share nothing else."""
+    command = f"{LLAMA} --dp-size 4 --load-balance-method round_robin"
+    scenario = load_scenario({"gpu": "H100"}, [LaunchCommand(command)])
+    assert (scenario.cluster.replicas, scenario.cluster.router.name) == (4, "round_robin")
+    assert scenario.gpu.count == scenario.engine.data_parallel_size == 1
+    assert main(["init", str(tmp_path / "s.yaml"), "--yes", "--command", command]) == 0
+    assert "4 x H100-80GB (4 replicas of TP 1)" in capsys.readouterr().out
+    assert load_scenario(tmp_path / "s.yaml").cluster.replicas == 4
+    raw = {"gpu": "H100", "cluster": {"replicas": 2, "router": "random"}}
+    other = load_scenario(raw, [LaunchCommand(command)]).cluster
+    assert (other.replicas, other.router.name) == (4, "random")
+    with pytest.raises(HeadwayError, match=r"--enable-dp-attention: is not simulated") as raised:
+        read_launch(f"{LLAMA} --dp 4 --enable-dp-attention")
+    assert len(raised.value.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options", "page"),
+    [
+        ("H100", "", 1),
+        ("B200", "", 64),
+        ("B200", "--page-size 32", 32),
+        ("B200", "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/b", 1),
+    ],
+)
+def test_pages_are_as_long_as_the_kernels_take(gpu, options, page):
+    """TensorRT-LLM's are the default on Blackwell, but with a tree of drafts."""
+    scenario = load_scenario({"gpu": gpu}, [LaunchCommand(f"{LLAMA} {options}")])
+    assert settled(scenario) == page
+    command = LaunchCommand("sglang serve --model deepseek-ai/DeepSeek-V3.2 --tp 8")
+    assert settled(load_scenario({"gpu": "H200"}, [command])) == 64
+
+
+def settled(scenario):
+    (spec,) = scenario.specs.values()
+    return spec.engine.block_size
+
+
+def test_the_nodes_of_one_server_are_no_replicas():
+    manifest = """kind: StatefulSet
+spec:
+  replicas: {}
+  template:
+    spec:
+      containers:
+        - command: [sglang, serve, --model, m, --tp, "16", --nnodes, "2"]
+"""
+    assert len(read_launch(manifest.format(2)).lines()) == 1
+    told = "--command: 1 of the manifest's 3 replicas is simulated: cluster.replicas"
+    assert read_launch(manifest.format(6)).lines()[0] == told

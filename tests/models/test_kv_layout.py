@@ -234,3 +234,32 @@ def test_chunks_have_no_table_of_angles_of_their_own() -> None:
     """Of Llama 4 the layers with chunks alone have angles: one table of 10,485,760 positions."""
     rest = loaded(load_model("llama-4-scout"), H200, EngineSizes()).rest
     assert rest == 2 * 10_485_760 * 128 + 2 * 5120
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "cache", "given", "block"),
+    [
+        ("H200", (0, 8, 5), "auto", 16, 64),
+        ("H200", (0, 17, 0), "auto", 128, 128),
+        ("H200", (0, 18, 0), "auto", 16, 16),
+        ("H200", (0, 33, 0), "fp8", 16, 64),
+        ("B200", (0, 10, 0), "auto", 16, 16),
+        ("B200", (0, 12, 0), "auto", 16, 128),
+        ("B200", (0, 17, 0), "auto", 16, 64),
+        ("B200", (0, 33, 0), "fp8", 16, 32),
+        ("A100-80GB", (0, 33, 0), "auto", 16, 16),
+        ("MI300X", (0, 33, 0), "fp8", 16, 16),
+    ],
+)
+def test_latent_attention_has_the_blocks_of_its_kernels(
+    gpu: str, release: Release, cache: str, given: int, block: int
+) -> None:
+    """`check_and_update_config` of CudaPlatform, from 0.18 on `update_block_size_for_backend`."""
+    sizes = EngineSizes(
+        tensor_parallel_size=8, release=release, kv_cache_dtype=cache, block_size=given
+    )
+    budget = estimate(load_model("deepseek-v3"), find_gpu(gpu), sizes)
+    assert budget.block_size == budget.layout.least_block == block
+    assert estimate(load_model("qwen3-32b"), find_gpu(gpu), sizes).block_size == given
+    if gpu == "H200":
+        assert estimate(load_model("deepseek-v3.2"), H200, sizes).block_size in (64, given)
