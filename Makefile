@@ -21,7 +21,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 # Without: none of two seconds, a fifth of the cases and of the examples, other ones each time.
 test: $(VENV)/installed-test
 	@echo "Tests of less than two seconds each; CI=true adds longer ones, CI=full all."
-	@echo "Without HEADWAY_DATA those of published data are skipped. What fails stands at the end."
+	@echo "Without HEADWAY_DATA tests of published data are skipped. Failures are listed at the end."
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --disable-warnings
 
 # Load generators, SDKs and a proxy against `headway serve`: some gigabytes and minutes; CLIENT=locust installs that

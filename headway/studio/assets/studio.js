@@ -421,7 +421,7 @@
     }
     const { trace: named, ...others } = values;
     if (named && named !== file) {
-      told.push(`This link is of the trace ${String(named).slice(0, 80)}, which a link cannot hold: choose the file`);
+      told.push(`This link is of the trace ${String(named).slice(0, 80)}, which a link cannot carry: choose the file`);
       for (const name of Object.keys(others)) if (!knobs.some((knob) => knob.name === name)) { waiting[name] = others[name]; delete others[name]; }
     }
     told.push(...turn(others).map((text) => `This link is not followed in full: ${text}`));
@@ -586,7 +586,7 @@
     if (chosen !== byId("trace").files[0]) return; // another was chosen meanwhile
     if (answer.names) {
       offer(answer.names, answer.columns);
-      refuse("choose the columns", `Which columns of ${chosen.name} hold what? Choose, and press Read it so`, answer.errors);
+      refuse("choose the columns", `Which columns of ${chosen.name} have what? Choose, and press Read it so`, answer.errors);
       return;
     }
     if (answer.errors) { refuse("it cannot be played", "This trace cannot be played", answer.errors); return; }
