@@ -97,7 +97,7 @@ def test_every_file_that_trace_describe_reads(port: int, tmp_path: Path) -> None
 
 @pytest.mark.medium
 def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
-    """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
+    """It keeps the knobs, and what is copied names it; a link cannot carry it, and says so."""
     path = tmp_path / "mine.csv"
     path.write_text(TRACE)
     with browser() as driver:
@@ -132,7 +132,7 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         driver.get(address)
         wait_for_runs(driver, 1)
         told = driver.find_element("id", "link-told")
-        assert "of the trace mine.csv, which a link cannot hold: choose the file" in told.text
+        assert "of the trace mine.csv, which a link cannot carry: choose the file" in told.text
         assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
         driver.find_element("id", "trace").send_keys(str(path))
         wait_for_runs(driver, 2)
