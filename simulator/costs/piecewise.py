@@ -48,7 +48,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from operator import itemgetter
 from typing import Self
@@ -74,90 +75,102 @@ class PiecewiseCost(PiecewiseTerms):
     of its upper half, from half of its most tokens on.
     """
 
-    _largest_graph: int = field(init=False, repr=False, compare=False)
-    _per_sequence: float = field(init=False, repr=False, compare=False)  # in pure decodes
-    _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
-    _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
-    _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
-    _graph_mixed: list[float] = field(init=False, repr=False, compare=False)  # by tokens
-    _mixed_tables: tuple[list[float], ...] = field(init=False, repr=False, compare=False)
-    """`_dense`; by sequences `overhead` and the GPU's waits, the head, and `hidden`."""
-    _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """MIXED_TERMS; whether there is other work, and whether `_adjust_mixed` has anything to do."""
-    _decode_terms: list[tuple[float, ...]] = field(init=False, repr=False, compare=False)
-    """By sequences: of pure decodes what does not depend on the context, the floor of attention,
-    and `hidden`, infinity also where there are other terms."""
+    # All that is looked up is made when a step asks: most costs are only put together, or checked.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @cached_property
+    def _largest_graph(self) -> int:
+        return max(self.cudagraph_capture_sizes, default=0)
+
+    @cached_property
+    def _per_sequence(self) -> float:
+        """In pure decodes."""
+        return self.overhead_per_sequence + self.state_per_sequence
+
+    @cached_property
+    def _slope_beyond(self) -> float:
+        """Seconds per token."""
         tokens, seconds = np.array(self.dense, float).T
         middle = max(tokens[-1] / 2, tokens[0])
         rise = seconds[-1] - float(np.interp(middle, tokens, seconds))
-        beyond = rise / (tokens[-1] - middle) if len(tokens) > 1 else 0.0
+        return max(0.0, float(rise / (tokens[-1] - middle))) if len(tokens) > 1 else 0.0
+
+    @cached_property
+    def _dense(self) -> list[float]:
+        """By tokens."""
+        tokens, seconds = np.array(self.dense, float).T
         counts = np.arange(int(min(tokens[-1], MAX_TABLE_TOKENS)) + 1)
-        dense = np.interp(counts, tokens, seconds)
-        heads = np.maximum(self.head, self.head_per_sequence * counts)
-        vars(self).update(
-            _largest_graph=max(self.cudagraph_capture_sizes, default=0),
-            _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
-            _slope_beyond=max(0.0, float(beyond)),
-            _dense=dense.tolist(),
-            _decode=(self.overhead + dense + heads + self.decode).tolist(),
-        )
-        self._pad_to_graphs()
-        self._tabulate(heads)
+        found: list[float] = np.interp(counts, tokens, seconds).tolist()
+        return found
 
-    def _tabulate(self, heads: Seconds) -> None:
-        """Make the tables of `execute` and `leap`: what depends on the number of sequences alone.
-
-        `heads` is by rows of logits. A step whose kernels take less than `hidden` shows the host's
-        work: 0, there is none, infinity, the number of sequences alone does not tell.
-        """
-        counts = np.arange(min(len(heads), MAX_TABLE_SEQUENCES + 1))
-        waits = self.overhead + self.overhead_per_sequence * counts
-        hidden = waits + self._host_of_decodes(counts)
-        if not self.has_host_work:
-            hidden[:] = 0.0
-        elif not self.overlapped:
-            hidden[:] = inf
-        by_chunks = self.host_per_prefill or self.host_per_prefill_token
-        launched = (counts > self._largest_graph) & bool(self.launch)
-        launched |= bool(self.window or self.reads_longest)
-        decode = np.array(self._decode[: len(counts)]) + self._per_sequence * counts
-        floors = np.maximum(self.decode_per_sequence * counts, self.decode_least)
-        lists = [column.tolist() for column in (decode, floors, np.where(launched, inf, hidden))]
-        vars(self).update(
-            _mixed_tables=(
-                self._dense,
-                waits.tolist(),
-                heads[: len(counts)].tolist(),
-                [inf] * len(counts) if by_chunks else hidden.tolist(),
-            ),
-            _mixed_terms=(
-                *(getattr(self, name) for name in MIXED_TERMS),
-                any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
-                bool(self.launch or self.reads_longest or self.graph_mixed),
-            ),
-            _decode_terms=[*zip(*lists, strict=True)],
-        )
-
-    def _pad_to_graphs(self) -> None:
-        """Let every batch up to the largest graph take what the graph of the next size takes.
+    @cached_property
+    def _decode(self) -> list[float]:
+        """By sequences: every batch up to the largest graph takes what the next size takes.
 
         The table then reaches at least that far, so that looking it up is all that a step costs.
         """
+        found = [self._unpadded(n) for n in range(min(len(self._dense), MAX_TABLE_SEQUENCES + 1))]
         done = 0
         table = np.array(self.graph_dense or [[1, 0.0]], float).T
         for size in self.cudagraph_capture_sizes:
             seconds = self._unpadded(size)
             if self.graph_dense:
                 seconds = self.overhead + float(np.interp(size, *table)) + self.decode
-            self._decode[done + 1 : size + 1] = [seconds] * (size - done)
+            found[done + 1 : size + 1] = [seconds] * (size - done)
             done = size
+        return found
+
+    @cached_property
+    def _graph_mixed(self) -> list[float]:
+        """By tokens."""
         by_tokens = [0.0] if self.graph_mixed else []
         for tokens, seconds in self.graph_mixed:
             by_tokens += [seconds] * (int(tokens) + 1 - len(by_tokens))
-        vars(self).update(_graph_mixed=by_tokens)
+        return by_tokens
+
+    def _by_sequences(self) -> tuple[Counts, Seconds, Seconds]:
+        """Return numbers of sequences; of each the GPU's waits, and what hides the host's work.
+
+        A step whose kernels take less than the last shows the host's work: 0, there is none,
+        infinity, the number of sequences alone does not tell.
+        """
+        counts = np.arange(min(len(self._dense), MAX_TABLE_SEQUENCES + 1), dtype=np.int64)
+        waits = np.asarray(self.overhead + self.overhead_per_sequence * counts)
+        hidden = waits + self._host_of_decodes(counts)
+        if not self.has_host_work:
+            hidden[:] = 0.0
+        elif not self.overlapped:
+            hidden[:] = inf
+        return counts, waits, hidden
+
+    @cached_property
+    def _mixed_tables(self) -> tuple[list[float], ...]:
+        """`_dense`; by sequences `overhead` and the GPU's waits, the head, and `hidden`."""
+        counts, waits, hidden = self._by_sequences()
+        by_chunks = self.host_per_prefill or self.host_per_prefill_token
+        shown = [inf] * len(counts) if by_chunks else hidden.tolist()
+        heads = np.maximum(self.head, self.head_per_sequence * counts)
+        return self._dense, waits.tolist(), heads.tolist(), shown
+
+    @cached_property
+    def _mixed_terms(self) -> tuple[float, ...]:
+        """MIXED_TERMS; whether there is other work, and whether `_adjust_mixed` is needed."""
+        return (
+            *(getattr(self, name) for name in MIXED_TERMS),
+            any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
+            bool(self.launch or self.reads_longest or self.graph_mixed),
+        )
+
+    @cached_property
+    def _decode_terms(self) -> list[tuple[float, ...]]:
+        """By sequences: of pure decodes what does not depend on the context, the floor of
+        attention, and `hidden`, infinity also where there are other terms."""
+        counts, _, hidden = self._by_sequences()
+        launched = (counts > self._largest_graph) & bool(self.launch)
+        launched |= bool(self.window or self.reads_longest)
+        decode = np.array(self._decode[: len(counts)]) + self._per_sequence * counts
+        floors = np.maximum(self.decode_per_sequence * counts, self.decode_least)
+        lists = (column.tolist() for column in (decode, floors, np.where(launched, inf, hidden)))
+        return [*zip(*lists, strict=True)]
 
     def dense_seconds(self, tokens: int) -> float:
         """Return the time of the matrix products of so many tokens."""
