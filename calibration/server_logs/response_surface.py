@@ -90,7 +90,7 @@ class Surface:
 
     def intervals(self, terms: Floats, blocks: Flags) -> Intervals:
         """Return each term's confidence interval, from 0 on; None where the losses are flat."""
-        from scipy.stats import t
+        from scipy.special import stdtrit  # scipy.stats takes 1 s longer to import
 
         hessians = self.hessians[blocks].sum(axis=0)
         scores = (self.gradients + self.hessians @ ((terms - self.center) / self.width))[blocks]
@@ -103,7 +103,7 @@ class Surface:
         meat = scores[:, free].T @ scores[:, free] * count / (count - int(free.sum()))
         meat = meat + np.diag(noise[free])
         spread = np.sqrt(np.diag(bread @ meat @ bread)) * self.width[free]
-        factor = float(t.ppf((1 + CONFIDENCE) / 2, count - int(free.sum())))
+        factor = float(stdtrit(count - int(free.sum()), (1 + CONFIDENCE) / 2))
         found: Intervals = [None] * len(terms)
         for k, half in zip(np.flatnonzero(free), factor * spread, strict=True):
             found[k] = float(max(0.0, terms[k] - half)), float(terms[k] + half)

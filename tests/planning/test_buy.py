@@ -100,7 +100,7 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     phases: list[str] = []
     monkeypatch.setattr(Runs, "enter", lambda self, phase: phases.append(phase.split(",")[0]))
     command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "30"]
-    command += ["--max-duration", "120", "--jobs", "1"]
+    command += ["--max-duration", "60", "--jobs", "1"]
     assert main([*command, "--gpus", "L40S,A100-80GB"]) == 0
     assert phases[:3] == ["First look", "Router", "The best two"]
     assert phases[3] == "What 10 % more load would change"

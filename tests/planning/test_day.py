@@ -147,7 +147,8 @@ def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_pat
 @pytest.mark.medium
 def test_more_replicas_at_least_are_tried_where_no_target_is_early_enough(day: Path) -> None:
     """The third of three comes 100 s late: of one at least no target helps, of two it does."""
-    keys = ["workload.num_prompts=2000", "workload.request_rate=1", "plan.most_replications=3"]
+    keys = ["workload.num_prompts=2000", "workload.request_rate=1"]
+    keys += ["plan={replications: 2, most_replications: 2}"]
     frame = plan(
         *(day, ["p90_ttft_ms<=45000"]),
         fewest="cluster.replicas=1..6",

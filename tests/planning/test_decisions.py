@@ -270,7 +270,7 @@ def test_an_autoscaler_is_told_the_metric_and_target_that_keep_the_level(
     tmp_path: Path, capsys
 ) -> None:
     """No queue forms where seats take all: by KV usage it is early enough, and saves a tenth."""
-    keys = [*CHAT[:-1], "goodput=null", "plan.most_replications=3"]
+    keys = [*CHAT[:-1], "goodput=null", "plan={replications: 2, most_replications: 2}"]
     curve = "diurnal: {period: 1200, rates: [1, 2, 6, 2]}, input_len: 800, output_len: 150"
     keys += [f"workload={{num_prompts: 4800, request_rate: 4, {curve}}}"]
     scaling = "{metric: queue_depth, target: 8, max_replicas: 4, startup_delay: 20, cooldown: 60}"
@@ -287,7 +287,7 @@ def test_an_autoscaler_is_told_the_metric_and_target_that_keep_the_level(
     own = load_scenario("demo", keys)
     assert own.cluster.autoscaling.metric == "queue_depth"
     for scenario, met in ((best, True), (own, False)):
-        long = with_keys(scenario, {"seed": 100, "workload.num_prompts": 14400})
+        long = with_keys(scenario, {"seed": 100, "workload.num_prompts": 9600})
         worst = measure_run(long, [level], steady=False, window=300.0)
         assert (not worst["broken"] and level.met(worst[level.metric])) == met
 

@@ -71,11 +71,7 @@ def test_seats_that_nobody_takes_are_not_tried_again(scenario: Path):
         assert f"max_num_batched_tokens={tokens}" in found[2]
         assert fewer["holds"]
         assert not isinstance(fewer["not_tried"], str)  # one seat was full
-    sglang = [
-        "plan.min_duration=60",
-        "engine={name: sglang, max_model_len: 256}",
-        "cost.per_token=0.02",
-    ]
+    sglang = ["engine={name: sglang, max_model_len: 256}", *given["overrides"]]
     vary = {"engine.max_num_seqs": [64, 128]}
     out = scenario.parent / "out"
     again = plan(scenario, ["mean_ttft_ms<=1100"], vary, jobs=1, overrides=sglang, out=out)
@@ -126,17 +122,8 @@ def test_by_energy_every_gpu_must_have_a_power(scenario: Path):
 @pytest.mark.medium
 def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path):
     pytest.importorskip("optuna")
-    args = [
-        "plan",
-        str(scenario),
-        "--slo",
-        "p90_ttft_ms<=500",
-        "--replications",
-        "1",
-        "--jobs",
-        "1",
-    ]
-    args += ["--vary", "engine.max_num_seqs=1,2,3,4,5,6,7,8", "--min-duration", "120"]
+    args = ["plan", str(scenario), "--slo", "p90_ttft_ms<=500", "--replications", "1"]
+    args += ["--vary", "engine.max_num_seqs=1,2,3,4,5,6,7,8", "--min-duration", "60", "--jobs", "1"]
     args += ["--vary", "engine.max_num_batched_tokens=2048"]  # of one value, which is tried
     texts = []
     for folder in ("a", "b"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from calibration.profile_yaml import scenario_profile
 from calibration.running_server.ask import ask, scenario_of
@@ -240,4 +240,4 @@ def noise_of_mean(repeats: Sequence[Sequence[float]]) -> float:
     degrees = sum(len(values) - 1 for values in apart)
     deviation = float(np.sqrt(sum(float(values @ values) for values in apart) / degrees))
     fewest = min(len(values) for values in apart)
-    return float(t.ppf(0.975, degrees)) * deviation / float(np.sqrt(fewest))
+    return float(stdtrit(degrees, 0.975)) * deviation / float(np.sqrt(fewest))

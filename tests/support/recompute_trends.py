@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtr
 
 from tests.support.run_files import Run, Values
 
@@ -35,15 +35,15 @@ def recompute_trend(run: Run) -> Values:
         return known
     means = np.array([part.mean() for part in np.array_split(level, 20)])
     at = np.arange(20.0)
-    fit = stats.linregress(at, means)
-    change, residual = 20 * fit.slope, means - fit.intercept - fit.slope * at
+    slope, intercept = np.polyfit(at, means, 1)
+    change, residual = 20 * slope, means - intercept - slope * at
     power = (residual**2).sum()
     p = 1.0 if abs(change) < 1e-9 else 0.0
     if power > 1e-20 * (means**2).sum():
         lag = min(max((residual[1:] * residual[:-1]).sum() / power, 0.0), 0.8)
         fewer = (1 - lag) / (1 + lag)
         error = sqrt(power / 18 / ((at - at.mean()) ** 2).sum() / fewer)
-        p = 2 * stats.t.sf(abs(fit.slope) / error, max(20 * fewer, 4.0) - 2)
+        p = 2 * stdtr(max(20 * fewer, 4.0) - 2, -abs(slope) / error)
     steady = not (p < 0.01 and abs(change) / max(level.mean(), 1.0) > 0.2)
     trend = change / (come[-1] - come[0])
     known |= {"stationary": steady, "trend_per_s": trend, "trend_p_value": p}
