@@ -80,7 +80,7 @@ def test_every_number_of_the_code_has_a_row() -> None:
     assert found - NAMES == SIZES
 
 
-@pytest.mark.medium
+@pytest.mark.many
 @pytest.mark.parametrize("tables", GPU_TABLES, ids=lambda tables: tables.key)
 def test_shares_of_data_sheets_are_derived_again(data: Path, tables) -> None:
     known = measured_efficiencies()[tables.gpu.name]

@@ -13,6 +13,7 @@ from tests.support.conformance import make, play, recorded, steps_of
 from tests.support.engines import made
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 @recorded("oracle/cases/*")
 def test_recorded_cases_agree_in_every_step(path: Path, leap: bool) -> None:

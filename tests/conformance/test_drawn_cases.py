@@ -41,6 +41,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 @pytest.mark.parametrize(
     ("kind", "count", "steps", "release"),

@@ -13,6 +13,7 @@ from simulator.util.errors import HeadwayError
 from tests.support.conformance import STEP, recorded, steps_of
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 @recorded("oracle_sglang/cases/*")
 def test_recorded_cases_agree_in_every_step(path: Path, leap: bool) -> None:

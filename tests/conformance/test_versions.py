@@ -26,6 +26,7 @@ def play(path: Path, release: Release | None, leap: bool = False) -> list[dict]:
     return [json.loads(row) for row in Replay(case, leap=leap, release=release).rows()]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 @recorded("oracle_versions/golden/*/*.jsonl.gz")
 def test_recorded_releases_agree_in_every_step(path: Path, leap: bool) -> None:
