@@ -66,9 +66,9 @@ def memory(
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
-    from simulator.launch.words import find_command
     from simulator.models.engine_sizes import LONGER
     from simulator.models.vision import TEXT_ALONE
+    from simulator.scenario.engines import release_of
 
     refuse_own_code(no_own_code)
     flags = {
@@ -94,8 +94,10 @@ def memory(
         budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:
         raise HeadwayError(_by_options(error.messages, sets, scenario)) from None
+    variable, most = LONGER.get(budget.sizes.name), budget.model.longest(release_of(budget.sizes))
+    beyond = budget.max_model_len > most and variable and not _is_set(variable, command)
     if json_:
-        print_json(memory_figures(budget))
+        print_json(memory_figures(budget) | {"fits": not (budget.refusal or beyond)})
     else:
         print(memory_table(budget))
     if why := budget.refusal:
@@ -106,15 +108,20 @@ def memory(
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
         raise NoAnswerError(f"{where} does not start: {first}{enough}")
-    variable, most = LONGER.get(budget.sizes.name), budget.sizes.positions
-    given = find_command(command).environment if command else {}
-    is_set = given.get(str(variable), "").lower() in ("1", "true")
-    if variable and not is_set and budget.max_model_len > most:
+    if beyond:
         raise NoAnswerError(
             f"{budget.model.name} does not start: max_model_len {budget.max_model_len:,} is beyond "
             f"its {most:,} positions; it starts with {variable}=1, or a max_model_len of {most}"
         )
     return 0
+
+
+def _is_set(variable: str, command: str | None) -> bool:
+    """Say whether a launch command sets a variable."""
+    from simulator.launch.words import find_command
+
+    given = find_command(command).environment if command else {}
+    return given.get(variable, "").lower() in ("1", "true")
 
 
 def _settings(options: Mapping[str, str]) -> dict[str, str]:

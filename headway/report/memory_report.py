@@ -129,7 +129,7 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
         "activations_bytes": budget.activations,
         "cuda_graphs_bytes": budget.graphs,
         "context_bytes": budget.context,
-        "kv_cache_bytes": budget.kv_cache,
+        "kv_cache_bytes": max(budget.kv_cache, 0),
         "kv_bytes_per_token": budget.kv_bytes_per_token,
         "block_size": budget.layout.least_block,
         "num_gpu_blocks": budget.logged_blocks,

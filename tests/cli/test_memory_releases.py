@@ -236,3 +236,14 @@ def test_memory_of_the_gpu_beside_a_connector(
         blocks.append(json.loads(out.out)["num_gpu_blocks"])
         assert ("is not simulated: memory lacks what it takes" in out.err) == ("Conn" in more)
     assert (blocks[0] == blocks[1]) == keeps_all
+
+
+def test_what_does_not_start_does_not_fit(capsys):
+    """JSON said that requests beyond the model's positions fit, and had a cache below nothing."""
+    words = ["memory", "--gpu", "H100-80GB", "--json", "--model", "phi-4-mini", "--max-model-len"]
+    assert main([*words, "8000"]) == 0  # longer than LongRoPE's own 4,096, within its 131,072
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+    assert main([*words, "200000"]) == 1
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+    assert main(["memory", "--gpu", "L4", "--model", "llama-3-70b", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["kv_cache_bytes"] == 0
