@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.kv_layout import group_size, model_groups
-from simulator.models.load import load_model
+from simulator.models.load import load_model, shipped_models
 from simulator.models.sliding_window import LayerGroups, window_pairs
 
 H100 = find_gpu("H100-80GB")
@@ -37,6 +37,13 @@ def test_mistral_keeps_4096_tokens_of_a_request() -> None:
     for one in ({"release": (0, 25, 1)}, {"async_scheduling": False}):
         alone = kv_budget(MISTRAL, H100, disable_hybrid_kv_cache_manager=False, **one)
         assert alone.needed(8192) == 385
+
+
+def test_mistral_has_a_window_in_its_first_release_alone() -> None:
+    """The files of the others have null, which without the key would be 4,096 tokens."""
+    names = [name for name in shipped_models() if "stral" in name and "mixtral" not in name]
+    assert len(names) > 7
+    assert [name for name in names if load_model(name).sliding_window] == ["mistral-7b-v0.1"]
 
 
 def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:

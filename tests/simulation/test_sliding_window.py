@@ -80,7 +80,7 @@ def test_what_no_window_costs_is_told(write) -> None:
     """In requests of full length; where the blocks are given, nobody knows the memory."""
     keys = "disable_hybrid_kv_cache_manager: true"
     path = write(f"model: gpt-oss-20b\ngpu: {{name: H100-80GB}}\nengine: {{{keys}}}\n")
-    with pytest.warns(HeadwayWarning, match="tokens: 9 requests of 131,072 tokens fit, not 17"):
+    with pytest.warns(HeadwayWarning, match="tokens: 9 requests of 131,072 tokens fit, not 16"):
         resolve(load_scenario(path))
     with pytest.warns(HeadwayWarning, match=r"keep all tokens\. engine\.disable_hybrid"):
         resolve(load_scenario(path, ["engine.num_gpu_blocks_override=900"]))
