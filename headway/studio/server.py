@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.report.html.page import frame, read_asset
 from headway.studio.columns import columns_of, unknown_columns
-from headway.studio.knobs import Knob, knobs_of, overrides
+from headway.studio.knobs import KEYS, Knob, knobs_of, overrides
 from headway.studio.plan import QUESTIONS, command, plan
 from headway.studio.worker import Job, Kind, Worker
 from simulator.scenario.load import load_scenario
@@ -182,6 +182,7 @@ class Studio:
             "command": ["headway", "run", self.scenario]
             + [word for setting in self.settings for word in ("--set", setting)],
             "knobs": [asdict(knob) for knob in self.knobs[""]],
+            "keys": KEYS,
             "most_bytes": MOST_BYTES,
             "questions": {name: label for name, (label, _) in QUESTIONS.items()},
         }

@@ -31,6 +31,7 @@ from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs, wai
 from tests.support.twins import malformed
 
 TAB, LEFT, HOME = "\ue004", "\ue012", "\ue011"
+ALL_OF_IT = "\ue009a\ue000"  # Ctrl-A
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +347,39 @@ def test_a_narrow_page_says_in_sight_of_the_knobs_what_came_of_one(port: int) ->
         assert complaints(driver) == []
         window(driver, DESK)
         assert not headline.is_displayed()
+
+
+@pytest.mark.medium
+def test_an_error_names_the_knob_and_what_would_do(port: int) -> None:
+    """It named a line of demo.yaml, which nobody had chosen; a press turns what would fit."""
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/#model=llama-3.1-70b")
+        wait_until_idle(driver)
+        errors = driver.find_element("id", "errors")
+        assert errors.text.startswith("GPU: llama-3.1-70b in bfloat16 does not fit the A100-80GB")
+        assert ".yaml" not in errors.text
+        button = errors.find_element("tag name", "button")
+        assert button.text == "Turn GPUs of a replica to 4"
+        assert "or GPUs of a replica 4" in errors.text
+        button.send_keys(ENTER)
+        assert wait_for_runs(driver, 1).startswith("600 requests")
+        assert errors.text == ""
+
+
+@pytest.mark.medium
+def test_a_typed_number_that_cannot_be_is_told(port: int) -> None:
+    """The number before it came back without a word."""
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        row = driver.find_element("id", "knob-seats").find_element("xpath", "..")
+        field = row.find_element("class name", "typed")
+        note = row.find_element("class name", "wrong")
+        for text in ("-5", "abc", "63.5"):
+            field.send_keys(ALL_OF_IT, text, ENTER)
+            told = f"{text} is not a whole number from 1 to 1,024: it stays 256"
+            assert (note.text, field.get_attribute("value")) == (told, "256")
+        assert low_contrast(driver) == []
+        field.send_keys(ALL_OF_IT, "63", ENTER)
+        wait_for_runs(driver, 2)
+        assert (note.text, field.get_attribute("value")) == ("", "63")

@@ -106,7 +106,7 @@ def test_until_a_log_is_played_all_says_whose_it_is(
         assert text_of(driver, "status") == "This trace cannot be played"
         assert not plan.is_enabled()
         assert not driver.find_element("id", "columns").is_displayed()
-        driver.find_element("id", "reset").send_keys(ENTER)
+        driver.find_element("id", "no-log").send_keys(ENTER)
         wait_for_runs(driver, 4)
         assert (text_of(driver, "whose"), plan.is_enabled()) == ("", True)
         assert complaints(driver) == []

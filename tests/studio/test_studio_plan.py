@@ -166,7 +166,7 @@ def test_from_my_log_to_this_fleet(
         assert "cluster.replicas=1 carries the load" in driver.find_element("id", "plan-best").text
         assert yaml.safe_load(copied(driver, "plan-yaml"))["gpu"]["name"] == "L40S"
         driver.find_element("id", "question").send_keys("How much")
-        driver.find_element("id", "reset").send_keys(ENTER)
+        driver.find_element("id", "no-log").send_keys(ENTER)
         wait_for_runs(driver, 4)
         press(driver, "plan")
         press(driver, "plan-cancel")  # the earlier answer stays, by its own question

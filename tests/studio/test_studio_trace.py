@@ -139,8 +139,13 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         assert told.text == ""
         assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
         path.write_text("nonsense\n")
-        driver.find_element("id", "reset").send_keys(ENTER)
-        wait_for_runs(driver, 3)
+        driver.find_element("id", "reset").send_keys(ENTER)  # turns knobs back, and keeps the log
+        assert wait_for_runs(driver, 3).startswith("40 requests")
+        assert driver.find_element("id", "name").text == "mine.csv"
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "256"
+        driver.find_element("id", "no-log").send_keys(ENTER)
+        wait_for_runs(driver, 4)
+        assert not driver.find_element("id", "no-log").is_displayed()
         assert (driver.find_element("id", "name").text, driver.title) == ("demo", "demo, studio")
         driver.find_element("id", "trace").send_keys(str(path))
         end = time.monotonic() + 20

@@ -48,20 +48,31 @@
       const control = document.createElement(knob.menu ? "select" : "input");
       control.id = label.htmlFor;
       control.name = knob.name;
+      const wrong = Object.assign(document.createElement("p"), { className: "wrong", role: "alert" });
+      control.addEventListener("input", () => { wrong.textContent = ""; });
       if (knob.menu) {
         control.append(...knob.values.map((value, k) => new Option(knob.notes[k] ? `${value}: ${knob.notes[k]}` : value, value)));
         control.value = knob.value;
       } else {
         const typed = Object.assign(document.createElement("input"), { type: "text", inputMode: "decimal", className: "typed" });
         typed.setAttribute("aria-label", `${knob.label}, typed`);
-        typed.addEventListener("change", () => { if (offerValue(knob, Number(typed.value.replaceAll(",", "")))) { slide(knob, control, Number(typed.value.replaceAll(",", ""))); tell(knob, row, control); run(); } else tell(knob, row, control); });
+        typed.addEventListener("change", () => {
+          const text = typed.value.trim();
+          const value = knob.values.includes(text) ? text : text && Number(text.replaceAll(",", "")); // a word of its, as "none"
+          const taken = text && offerValue(knob, value);
+          if (taken) slide(knob, control, value);
+          tell(knob, row, control);
+          wrong.textContent = taken ? "" : `${text.slice(0, 40) || "nothing"} is not ${range(knob)}: it stays ${typed.value}`;
+          if (taken) run();
+        });
         label.append(typed);
+        row.append(wrong);
         control.type = "range";
         slide(knob, control, knob.value);
         control.addEventListener("input", () => tell(knob, row, control));
       }
       control.addEventListener("change", () => { tell(knob, row, control); run(); });
-      row.append(label, control);
+      row.prepend(label, control);
       tell(knob, row, control);
       return row;
     }));
@@ -77,6 +88,13 @@
     const sorted = [...numbers, value].sort((a, b) => a - b);
     knob.values = first ? [...words, ...sorted] : [...sorted, ...words];
     return true;
+  }
+
+  // Say what may be typed into a slider.
+  function range(knob) {
+    const numbers = knob.values.filter((one) => typeof one === "number");
+    const words = knob.values.filter((one) => typeof one === "string").map((one) => ` or ${one}`).join("");
+    return `a ${numbers.every(Number.isInteger) ? "whole " : ""}number from ${digits.format(Math.min(...numbers))} to ${digits.format(Math.max(...numbers))}${words}`;
   }
 
   const slide = (knob, control, value) => Object.assign(control, { min: 0, max: knob.values.length - 1, step: 1, value: knob.values.indexOf(value) });
@@ -155,7 +173,22 @@
   function say(text, errors = []) {
     byId("status").textContent = text;
     headline();
-    byId("errors").replaceChildren(...items(errors));
+    byId("errors").replaceChildren(...wrongs(errors));
+  }
+
+  // An error by the knob that it is of, not by a line of a file that nobody here chose; a press turns what would do.
+  const GPUS = /engine\.tensor_parallel_size=(\d+) gpu\.count=\1/g;
+  function wrongs(errors) {
+    return errors.map((error) => {
+      const text = error.replace(/^.*?\.ya?ml:\d+: (?:([\w.]+): )?/, (_, key) => {
+        const known = key && knobs.find(({ name }) => [key, `${key}.name`].includes(start.keys[name]));
+        return key ? `${known?.label ?? key}: ` : "";
+      });
+      const item = finding({ text: text.replace(GPUS, "GPUs of a replica $1") });
+      const fits = [...error.matchAll(GPUS)].filter(({ 0: words, index }) => !/^ \w+\./.test(error.slice(index + words.length)));
+      if (fits.length) item.append(...finding({ text: "", turn: { gpus: Number(fits[0][1]) } }).childNodes);
+      return item;
+    });
   }
 
   const whose = () => file || start.name;
@@ -163,6 +196,7 @@
   // Say of a chosen file that it is not played: results are of another, and there is no plan of it.
   function notPlayed(name, reason = "") {
     [unread, why] = [name, reason];
+    byId("no-log").hidden = !(file || unread);
     byId("whose").textContent = unread ? `All below is of ${whose()}, not of ${unread}: ${why}` : "";
     tellLast();
     mayPlan();
@@ -520,7 +554,7 @@
       for await (const answer of ask("/plan", mine.signal, { question })) {
         if (answer.errors) {
           status(`There is no answer: ${asked}${earlier()}`);
-          byId("plan-errors").replaceChildren(...items(answer.errors));
+          byId("plan-errors").replaceChildren(...wrongs(answer.errors));
         } else if (answer.last) {
           planned = { ...answer, file: named, called };
           byId("plan-title").textContent = asked;
@@ -549,7 +583,8 @@
   byId("plan-page").addEventListener("click", () => save(`${planned.called}-plan.html`, planned.page));
   byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
   const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
-  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; title = start.name; head(); waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
+  byId("reset").addEventListener("click", () => { waiting = {}; byId("link-told").textContent = ""; turn({}); for (const note of document.querySelectorAll(".wrong")) note.textContent = ""; run(); });
+  byId("no-log").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; title = start.name; head(); waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
 
   // Offer the columns of a file to choose from; `columns`: which holds what, at first.
   function offer(names, columns) {
