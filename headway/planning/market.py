@@ -112,7 +112,7 @@ class Offer(Candidate):
             parts.append(f"{weights} weights")
         if (cache := keys.get("kv_cache_dtype", "auto")) != "auto":
             parts.append(f"{cache} KV cache")
-        for key in ("max_num_seqs", "max_num_batched_tokens", "router"):
+        for key in ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "router"):
             parts += [f"{key} {keys[key]}"] if key in keys else []
         parts += ["prefill + decode"] if self.prefill else []
         return ", ".join(parts)
@@ -171,6 +171,16 @@ class Market:
     def known(self) -> float:
         """The share of the prompt tokens that a prefix cache could know."""
         return known_share(self.traffic.workload, self.base.engine.block_size)
+
+    @cached_property
+    def cache_off(self) -> str:
+        """Say that the cache is off, though prompts repeat enough to try it; "" if not so."""
+        if self.base.engine.enable_prefix_caching or self.known < KNOWN:
+            return ""
+        return (
+            f"enable_prefix_caching is off; {100 * self.known:.0f} % of the prompt tokens repeat "
+            "the beginning of an earlier prompt"
+        )
 
     @property
     def priced(self) -> bool:
@@ -284,9 +294,11 @@ class Market:
 
         Return all that hold the load, and what is to be said of what was tried in vain or not.
         """
-        told, best = [], ranked[0]
+        best = ranked[0]
+        told = [self.cache_off] if self.cache_off else []
+        router = "a prefix-aware router" + (" with the prefix cache on" if self.cache_off else "")
         for name, (why, offers) in (
-            ("a prefix-aware router", self._by_prefix(best)),
+            (router, self._by_prefix(best)),
             ("prefill and decode apart", self._apart(best)),
         ):
             if why:
@@ -300,12 +312,17 @@ class Market:
                 told.append(f"{name}: fewer replicas than {best.replicas} are not enough: {reason}")
         return ranked_offers(ranked), told
 
+    @property
+    def _prefix_keys(self) -> dict[str, str]:
+        """Set a router that keeps prefixes together, and the cache that it is for."""
+        keys = {"engine.enable_prefix_caching": "true"} if self.cache_off else {}
+        return keys | {"cluster.router": "prefix_aware"}
+
     def routed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Return offers with a router that keeps prefixes together; [] if prompts share little."""
         if self.known < KNOWN:
             return []
-        keys = {"cluster.router": "prefix_aware"}
-        found = [self._load(one.varied | keys, one.given) for one in offers]
+        found = [self._load(one.varied | self._prefix_keys, one.given) for one in offers]
         return [
             replace(new, fewest=max(one.fewest, 2)) for new, one in zip(found, offers, strict=True)
         ]
@@ -317,7 +334,7 @@ class Market:
         if self.known < KNOWN:
             share = f"{100 * self.known:.0f} %"
             return f"{share} of the prompt tokens begin like an earlier prompt", []
-        offer = self._load(best.varied | {"cluster.router": "prefix_aware"}, best.given)
+        offer = self._load(best.varied | self._prefix_keys, best.given)
         offer.within = max(best.replicas // 2, 1), best.replicas - 1
         return "", [offer]
 
