@@ -387,9 +387,7 @@ def _checked(text: str, file: Path) -> "Scenario":
 def _longest(scenario: "Scenario") -> int | None:
     """Return the most tokens of a request with which a server starts that else would not."""
     from simulator.models.gpus import find_gpu
-    from simulator.models.load import load_model
     from simulator.scenario.kv_room import memory_budget
 
-    model = load_model(scenario.known_model, scenario.folder)
-    budget = memory_budget(scenario.engine, model, find_gpu(scenario.gpu.name))
+    budget = memory_budget(scenario.engine, scenario.loaded_model, find_gpu(scenario.gpu.name))
     return budget.longest if budget.refusal else None

@@ -210,14 +210,13 @@ def read_budget(
     """
     from simulator.models.gpus import GIB, find_gpu
     from simulator.models.kv_budget import estimate
-    from simulator.models.load import load_model
     from simulator.scenario.engine_defaults import not_simulated
     from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
     from simulator.scenario.settle import not_started
 
     scenario = load_scenario(source, overrides, fits=False)
-    gpu, model = find_gpu(scenario.gpu.name), load_model(scenario.known_model, scenario.folder)
+    gpu, model = find_gpu(scenario.gpu.name), scenario.loaded_model
     if gib is not None:
         if not 0 < gib <= MOST_GIB:
             what = f"must be positive and at most {MOST_GIB:,}: GiB, not MiB"

@@ -24,7 +24,6 @@ from headway.report.vllm_serve import (
 )
 from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
-from simulator.models.load import load_model
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import write_release
@@ -291,8 +290,7 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
     model = str(decode.scenario.model)  # no argument: the command is written out
-    spec = load_model(decode.scenario.known_model, decode.scenario.folder)
-    weights = spec.weight_bytes(decode.scenario.engine.weight_dtype)
+    weights = decode.scenario.loaded_model.weight_bytes(decode.scenario.engine.weight_dtype)
     proxy = {"enabled": True, "targetPort": BEHIND_PROXY} if prefill else {"enabled": False}
     values: Manifest = {
         "modelArtifacts": {

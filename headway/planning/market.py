@@ -19,7 +19,6 @@ from simulator.costs.profile import shipped_profile
 from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.feasibility import Traffic, never_holds
 from simulator.models.gpus import Gpu, find_gpu
-from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.results.service_levels import Slo
 from simulator.scenario.load import load_scenario
@@ -195,7 +194,7 @@ class Market:
 
     def offers(self) -> list[Offer]:
         """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
-        model = load_model(self.base.known_model, self.base.folder)
+        model = self.base.loaded_model
         found = [
             self._bounded(gpu, size, pair)
             for gpu in self.gpus

@@ -36,6 +36,8 @@ VALUES = (
     "dtype",
     "quantization",
     "kv_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "hf_overrides",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
@@ -249,7 +251,8 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
-            words += _option(f"--{key.replace('_', '-')}", f"{value}")
+            text = json.dumps(value) if isinstance(value, dict) else f"{value}"
+            words += _option(f"--{key.replace('_', '-')}", text)
     if longest := longest_that_fits(scenario):
         words += ["--max-model-len", f"{longest}"]
     absent = options_without_effect(release_of(engine))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from simulator.core.multimodal_config import MultimodalConfig
 from simulator.core.speculative_config import SpeculativeConfig
@@ -40,6 +40,9 @@ DTYPES = {
 def _dtype(value: object) -> object:
     """Write a short name of a dtype in full; let through everything else."""
     return DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype]
 
 
 def version_text(value: object) -> object:
@@ -267,7 +270,7 @@ class EngineConfig(Config):
     enforce_eager: bool = Field(
         False, description="no CUDA graphs: their memory goes to the KV cache"
     )
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
+    dtype: Dtype = Field(
         "auto",
         description="of weights and activations; auto: the model's; or bf16, fp16, half, fp32, "
         "float",
@@ -281,7 +284,7 @@ class EngineConfig(Config):
             "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
         ],
         _dtype,
-    ] = Field("auto", description="of the KV cache; auto: as dtype; short names as for dtype")
+    ] = Field("auto", description="of the KV cache; auto: as dtype")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
@@ -292,7 +295,7 @@ class EngineConfig(Config):
         description="GB/s between GPUs of two stages; null: the server's link",
     )
     enable_expert_parallel: bool = Field(
-        False, description="each GPU has whole experts, not a slice of every one"
+        False, description="each GPU has whole experts, not slices"
     )
     expert_routing: Literal["auto", "uniform", "power_law_1.01", "power_law_1.2"] = Field(
         AUTO,
@@ -300,7 +303,7 @@ class EngineConfig(Config):
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="engine cores of one server (fleet.md); all sizes here are of one core",
+        description="engine cores of one server (fleet.md); other sizes are of one core",
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
@@ -314,7 +317,7 @@ class EngineConfig(Config):
         description="raise that limit to max_num_batched_tokens / requests",
     )
     prefill_schedule_interval: Count = Field(
-        1, description="while decodes run, compute prompts only in each n-th step"
+        1, description="while decodes run, compute prompts in each n-th step"
     )
     async_scheduling: bool = Field(
         True,
@@ -323,17 +326,19 @@ class EngineConfig(Config):
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="false (vllm's default): a layer with a window keeps KV of the window alone",
+        description="false (vllm's default): windowed layers keep KV of the window alone",
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
-        description="tokens between blocks that a layer with a window caches (0: none), beside "
+        description="tokens between blocks that a windowed layer caches (0: none), beside "
         "ends of prompts and branches; null: all, as before 0.29",
     )
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
-        description="align: cache states (linear attention, Mamba), vllm's default from 0.30 on",
+        description="align: cache states, vllm's default from 0.30",
     )
+    mamba_ssm_cache_dtype: Dtype = Field("auto", description="of states; auto: by config.json")
+    hf_overrides: dict[str, Any] | None = Field(None, description="laid over config.json")
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"
     )

@@ -104,7 +104,7 @@ def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] 
     release = _release(version)
     wrong: list[str] = []
     launch = Launch(engine, release, obeyed, command.offline and command.engine == "vllm")
-    for option in options:
+    for option in sorted(options, key=lambda one: one.row.effect.count(".")):  # blocks, then keys
         row = option.row
         if row.effect == "model":
             models.append(option.value)

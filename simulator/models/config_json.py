@@ -26,7 +26,7 @@ from simulator.models.dtypes import BYTES
 from simulator.models.quantization import read_quantization
 from simulator.models.spec import REQUIRED, ModelSpec
 from simulator.models.vision import read_vision
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, ScenarioError
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
@@ -84,7 +84,40 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     unread = [key for key in towers if key not in read]
     if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
         unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
-    return replace(spec, vision=vision, unread=", ".join(unread))
+    return replace(spec, vision=vision, unread=", ".join(unread), config=whole)
+
+
+def overlaid(model: ModelSpec, overrides: Mapping[str, Any] | None) -> ModelSpec:
+    """Lay keys over a model's config.json, as vLLM's hf_overrides; ScenarioError if one is wrong.
+
+    What they do not change is left as the model's name has it.
+    """
+    if not overrides:
+        return model
+    try:
+        files = (model.config, _laid_over(model.config, overrides))
+        own, found = (vars(spec_of(model.name, file)) for file in files)
+    except ValueError as error:
+        raise ScenarioError("engine.hf_overrides", str(error).replace("\n", "; ")) from None
+    return replace(model, **{key: value for key, value in found.items() if own[key] != value})
+
+
+def _laid_over(whole: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Put keys in the place of others, in blocks one by one (vLLM's _apply_dict_overrides)."""
+    if chosen := {"architectures", "model_type"} & overrides.keys():
+        raise ValueError(f"{min(chosen)}: is not simulated: give a config.json of its own as model")
+    keys = {**whole}
+    for key, value in overrides.items():
+        is_block = key in (*TEXT, *TOWERS) and isinstance(value, Mapping)
+        if is_block and isinstance(whole.get(key), Mapping):
+            keys[key] = _laid_over(whole[key], value)
+        elif is_block and key in TEXT:  # a shipped file may have the keys of this block alone
+            keys = _laid_over(keys, value)
+        else:
+            keys[key] = value
+    if "rope_scaling" in overrides:  # whose newer name counts first
+        keys["rope_parameters"] = overrides.get("rope_parameters")
+    return keys
 
 
 def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:

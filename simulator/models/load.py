@@ -50,8 +50,9 @@ def _hub_rows() -> list[dict[str, str]]:
 def _under(name: str, model: ModelSpec) -> ModelSpec:
     """Return a model as a name of the hub has it: with its own longest requests."""
     rows = (row for row in _hub_rows() if _plain(row["hub"]) == _plain(name))
-    longest = next((row["max_position_embeddings"] for row in rows), "")
-    return replace(model, max_position_embeddings=int(longest)) if longest else model
+    most = int(next(rows, {}).get("max_position_embeddings") or model.max_position_embeddings)
+    config = {**model.config, "max_position_embeddings": most}
+    return replace(model, max_position_embeddings=most, config=config)
 
 
 def _plain(name: str) -> str:

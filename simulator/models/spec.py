@@ -7,8 +7,8 @@ layer. What works on a token's numbers one by one is not counted: which function
 Gemma-2's soft caps.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -128,6 +128,7 @@ class ModelSpec:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     vision: VisionEncoder | None = None  # in front of it
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         wrong = [
@@ -202,7 +203,7 @@ class ModelSpec:
     @property
     def shape(self) -> tuple[object, ...]:
         """What decides the time of a step: all but name, length limit, dtypes, angles, encoder."""
-        names = [field.name for field in fields(self)]
+        names = [one.name for one in fields(self)]
         last = names.index("max_position_embeddings")
         return tuple(getattr(self, name) for name in names[1:last])
 

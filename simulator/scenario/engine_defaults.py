@@ -12,6 +12,7 @@ from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
+from simulator.models.config_json import overlaid
 from simulator.models.engine_sizes import KEEPS_WINDOWS_SINCE
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.kv_budget import estimate, kv_block_bytes
@@ -163,7 +164,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         engine = engine | {"name": name}
     if not isinstance(name, str) or name not in ENGINES:
         return engine
-    known, spec = ENGINES[name], _find_model(model)
+    known, spec = ENGINES[name], _find_model(model, engine)
     drafted = name == "sglang" and engine.get("speculative_config")
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     defaults |= {"max_num_seqs": DRAFTED_SEQS} if drafted else {}
@@ -253,7 +254,7 @@ def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -
     what is wrong with the scenario is told elsewhere.
     """
     engine, gpu = raw["engine"], raw.get("gpu")
-    model, found = _find_model(raw.get("model")), _find_gpu(gpu and gpu.get("name"))
+    model, found = _find_model(raw.get("model"), engine), _find_gpu(gpu and gpu.get("name"))
     if model is None or found is None or not isinstance(engine, dict):
         return engine
     keys: Defaults = {"max_num_batched_tokens": offline_tokens(found)} if offline else {}
@@ -350,7 +351,7 @@ def not_simulated(engine: EngineConfig, model: object) -> Defaults:
 
     vLLM's prefix cache of models with states: `ModelConfig.is_prefix_caching_supported`.
     """
-    release, spec = release_of(engine), _find_model(model)
+    release, spec = release_of(engine), _find_model(model, dict(engine))
     if spec is None:
         return {}
     missing: Defaults = {}
@@ -382,11 +383,12 @@ def policy_name_of(engine: Defaults) -> object:
     return policy.get("policy") if isinstance(policy, dict) else policy
 
 
-def _find_model(model: object) -> ModelSpec | None:
+def _find_model(model: object, engine: Mapping[str, Any] | None = None) -> ModelSpec | None:
     """Find the model; None where it cannot be found, which is told elsewhere."""
     like: object = model.get("like") if isinstance(model, dict) else model
     try:
-        return load_model(like if isinstance(like, str | Path) else "llama-3-8b")
+        known = load_model(like if isinstance(like, str | Path) else "llama-3-8b")
+        return overlaid(known, engine and engine.get("hf_overrides"))
     except Exception:  # the file may hold anything
         return None
 

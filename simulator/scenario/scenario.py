@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.models.load import FineTune, shipped_name
+from simulator.core.engine_config import AUTO, EngineConfig, GpuConfig, HostConfig
+from simulator.models.config_json import overlaid
+from simulator.models.load import FineTune, load_model, shipped_name
+from simulator.models.spec import ModelSpec
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
 from simulator.scenario.engine_spec import EngineSpec, Role
@@ -191,6 +193,14 @@ class Scenario(Config):
     def known_model(self) -> str:
         """The model by whose shape is simulated: of a fine-tune the one that it is like."""
         return self.model.like if isinstance(self.model, FineTune) else self.model
+
+    @property
+    def loaded_model(self) -> ModelSpec:
+        """That model with the engine's `hf_overrides`, and states in its dtype."""
+        model = overlaid(load_model(self.known_model, self.folder), self.engine.hf_overrides)
+        if (dtype := self.engine.mamba_ssm_cache_dtype) == AUTO or model.linear is None:
+            return model
+        return replace(model, linear=model.linear._replace(state_dtype=dtype))
 
     @property
     def file(self) -> str:

@@ -13,7 +13,6 @@ from simulator.models.config_json import SINCE
 from simulator.models.engine_sizes import LONGER
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
-from simulator.models.load import load_model
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
@@ -90,7 +89,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     with attempt("gpu", "gpu.name"):
         gpu = find_gpu(own.gpu.name)
     with attempt("model", "model"):
-        model = load_model(own.known_model, folder)
+        model = own.loaded_model
     if model is None:
         return None
     if runs:

@@ -71,6 +71,8 @@ def test_defaults_are_those_documented(write):
         "disable_hybrid_kv_cache_manager": True,
         "prefix_cache_retention_interval": 0,
         "mamba_cache_mode": "none",
+        "mamba_ssm_cache_dtype": "auto",
+        "hf_overrides": None,
         "speculative_config": None,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,
