@@ -167,33 +167,32 @@ class Advisor:
     # ---------------------------------------------------------------- seats and tokens
 
     def seats(self) -> list[Advice]:
-        """More seats, as far as there are requests and KV memory, and bounds on TPOT stay kept."""
+        """More seats, where they give more tokens/s and bounds on TPOT are kept.
+
+        As far as there are requests and KV memory.
+        """
         now, tokens = self.engine.max_num_seqs, self.engine.max_num_batched_tokens
         wanted = min(self.most_present, self.seats_in_memory, MOST * now)
         to = min(1 << max(wanted - 1, 1).bit_length(), MOST * now, max(self.seats_in_memory, 1))
         while to >= WORTH * now:
             key = self.key("max_num_batched_tokens")
             slower = self._token_time(to) / self._token_time(now)
-            if not self.run.would_break("tpot", slower) and self._blocks(
-                max_num_seqs=to, max_num_batched_tokens=max(tokens, to)
-            ) >= (self.spec.num_gpu_blocks / WORTH):
+            pays = to >= WORTH * now * slower and not self.run.would_break("tpot", slower)
+            blocks = self._blocks(max_num_seqs=to, max_num_batched_tokens=max(tokens, to))
+            if pays and blocks >= self.spec.num_gpu_blocks / WORTH:
                 return [turn(self.key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
             to //= 2
         return []
 
-    def more_seats_pay(self) -> bool:
-        """Say whether twice as many decodes give clearly more tokens a second."""
-        sizes = np.array([1, 2]) * np.array([self._mean_decodes()]).T
-        one, two = self.costs[0].decode_seconds(*sizes)
-        return bool(2 * one > WORTH * two)
-
     def _token_time(self, decodes: int) -> float:
         """Return the seconds between tokens with so many decodes, and their prompts beside them."""
         table, done = self.run.table, self.run.done
+        known = self.run.gauges["prefix_cache_hit_rate"] or 0.0
         prompt = max(float(table.workload.prompt_tokens[done].mean()), 1.0)
         answer = max(float(table.generated[done].mean()), 1.0)
         context = round(decodes * (prompt + answer / 2))
         alone: float = self.costs[0].decode_seconds(np.array([decodes]), np.array([context])).item()
+        prompt = max((1.0 - known) * prompt, 1.0)  # that is computed
         chunk = round(min(prompt, max(self.engine.max_num_batched_tokens - decodes, 1)))
         step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
         stall = max(self.costs[0].execute(step).seconds - alone, 0.0)
@@ -221,11 +220,11 @@ class Advisor:
         return [turn(self.key("max_num_batched_tokens"), now, times * now)], best
 
     def smaller_chunks(self) -> list[Advice]:
-        """Fewer tokens a step: so many that prompts take as long as the decodes beside them.
+        """Half the tokens a step; where a bound on ITL is broken, prompts that take as decodes do.
 
-        Where such steps do not keep up with the prompts, or clients give up that wait for them,
-        more replicas come first, then a budget that keeps up. Behind a scheduler that does not
-        split prompts, vLLM's does so.
+        No prompt alone breaks a bound on TTFT by it. Where such steps do not keep up with the
+        prompts, or clients give up that wait for them, more replicas come first, then a budget that
+        keeps up. Behind a scheduler that does not split prompts, vLLM's does so.
         """
         now, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
         sizes: list[Ints] = []  # tokens of each step with prompts and decodes
@@ -251,7 +250,8 @@ class Advisor:
         most = min(now, used) / 2
         if most < least or not self.engine.enable_chunked_prefill:
             return []
-        to = max(1 << (int(min(max(fair, least), most)).bit_length() - 1), least)
+        size = max(fair, least) if self.run.would_break("itl", 1.0) else most
+        to = max(1 << (int(min(size, most)).bit_length() - 1), least)
         key = self.key("max_num_batched_tokens")
         if self.run.own_scheduler is not None:
             return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
@@ -259,11 +259,20 @@ class Advisor:
         whole = float(np.nanmax(self.run.table.finish) - np.nanmin(self.run.table.sent))
         computed = sum(int(log.steps["prefill_tokens"].sum()) for log in self.logs)
         wanted = KEEPING_UP * computed / max(whole, 1e-12) / len(self.logs)
-        enough = [size for size in steps if self._prompt_rate(size) >= wanted]
+        enough = [
+            size
+            for size in steps
+            if self._prompt_rate(size) >= wanted
+            and not self.run.would_break("ttft", self.prompts_slower(size))
+        ]
         cluster = self.run.record.scenario.cluster
         impatient = cluster is not None and cluster.client is not None  # who waits longer gives up
         first = [] if enough[:1] == [to] and not impatient else self.replicas()
         return [*first, *(turn(key, now, size) for size in enough[:1])]
+
+    def prompts_slower(self, tokens: int) -> float:
+        """Say how many times as long prompts take in steps of so many tokens."""
+        return self._prompt_rate(self.engine.max_num_batched_tokens) / self._prompt_rate(tokens)
 
     def seats_within(self, bound: float) -> list[Advice]:
         """Fewer seats, where the time between tokens of all that run exceeds `bound` (ms).
@@ -451,7 +460,7 @@ class Advisor:
         less_kept_free = [turn(self.key(name), now, 0) for name, now in self.kept_free.items()]
         free, first = [*less_kept_free, *self.memory()], True
         if cause == "seats":
-            free, first = self.seats(), self.more_seats_pay()
+            free = self.seats()
         elif cause == "token budget":
             free, faster = self.token_budget()
             held = self.interval()  # prompts that were held together fill a step

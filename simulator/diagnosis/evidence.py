@@ -155,12 +155,12 @@ class Evidence:
         return missed / total if total else 0.0
 
     def would_break(self, latency: str, times: float) -> bool:
-        """Say whether a bound on TPOT or ITL that is kept breaks where it is so many times it."""
+        """Say whether a bound on a latency is broken where that is so many times as long."""
         judged = [Judged.of(one) for one in self.gauges.get("slo") or ()]
         bounds = [(one.slo.bound, one.value) for one in judged if f"_{latency}_" in one.slo.metric]
         for bound, here in self.bounds(latency):
             bounds.append((bound, 1e3 * float(getattr(self.table, latency)[here].mean())))
-        return any(value <= bound < times * value for bound, value in bounds)
+        return any(bound < times * value for bound, value in bounds)
 
     def bounds(self, latency: str, among: Flags | bool = True) -> Iterator[tuple[float, Flags]]:
         """Yield the bounds of goodput on a latency, ms, and which served requests have each.

@@ -71,6 +71,10 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
         (name, one if name in FLEET else one._replace(weight=taken_off * one.weight))
         for name, one in found
     ]
+    weights = {name: one.weight for name, one in found if one.advice}
+    for at, (name, one) in enumerate(found):
+        before = (weights.get(other, 1.0) for other in BEHIND.get(name, ()))
+        found[at] = name, one._replace(weight=min(one.weight, *before, 1.0))
     found.sort(key=lambda pair: (pair[0] not in LOST, -pair[1].weight))
     taken: dict[str, Advice] = {}
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
@@ -281,13 +285,21 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     step, less = _mixed_steps(run)
     kept = run.gauges.get("slo_attainment_tpot")
     though = "" if kept is None else f"; {kept:.1%} of the requests keep the bound on TPOT"
+    advice = run.advisor.smaller_chunks()
+    cuts = [] if run.gauges.get("slo_met") else advice
+    for cut in (one for one in cuts if one.direction == "lower"):
+        though += (
+            f". With max_num_batched_tokens={cut.to} a prompt takes "
+            f"{run.advisor.prompts_slower(cut.to):.2f} times as long: TTFT grows by that, and more "
+            "where requests queue"
+        )
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
         f"{three_digits(step * 1e3)} ms where its decodes alone would take "
         f"{three_digits(less * 1e3)} ms; P99 ITL {three_digits(run.ms('p99_itl'))} ms{though}.",
         "p99_itl_ms",
-        run.advisor.smaller_chunks(),
+        advice,
         {
             "share_of_decode_time": share,
             "share_of_e2el": run.share("decode_slowed_time"),
@@ -415,6 +427,8 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 LOST = ("rejected", "tries")
 SAID = (*LOST, "levels", "host", "unfair")  # whether or not a key helps, or another goes first
+BEHIND = {"unfair": ("urgent",), "prefill_stalls": ("prefix_reuse", "levels")}
+"""Rules that come after others which advise something: smaller steps may cost a level of TTFT."""
 FLEET = ("failures", "autoscaling", "wake_ups")
 RULES = (
     *(
@@ -433,7 +447,7 @@ RULES = (
         preemption,
         kv_transfer,
         pools,
-        prefill_stalls,
+        levels,
     ),
-    *(levels, unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load, host),
+    *(unused_seats, prefix_reuse, forgotten_prefixes, prefill_stalls, unfair, low_load, host),
 )

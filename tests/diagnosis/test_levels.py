@@ -39,6 +39,71 @@ def test_seats_that_do_not_carry_the_load_are_no_advice() -> None:
     assert run(load_scenario("demo", SLOW)).summary()["headway"]["mean_running"] > 5
 
 
+SESSIONS = """model: llama-3.1-8b
+gpu: {name: A100-80GB}
+engine: {enable_prefix_caching: false}
+workload: {num_prompts: 3000, request_rate: 0.8, input_len: 700, output_len: 200, range_ratio: 0.5,
+  sessions: {turns: 6, think_time: {kind: exponential, mean: 15}}}
+cluster: {replicas: 2}
+slo: [p95_ttft_ms<=1000, p95_tpot_ms<=40]
+"""
+
+
+def test_what_costs_no_level_comes_before_smaller_steps(write) -> None:
+    """Prompts repeat: the cache is named first, and a smaller step last, with what it costs."""
+    found = run(load_scenario(write(SESSIONS))).summary()["headway"]["diagnosis"]
+    assert [one["rule"] for one in found] == ["prefix_reuse", "levels", "prefill_stalls"]
+    assert found[0]["advice"][0]["key"] == "engine.enable_prefix_caching"
+    last = found[-1]["advice"][-1]
+    assert (last["key"], last["to"]) == ("engine.max_num_batched_tokens", 1024)
+    assert "TTFT grows" in found[-1]["text"]
+
+
+CLASSES = """model: llama-3.1-8b
+gpu: {name: A100-80GB}
+engine: {max_num_seqs: 128}
+workload: {num_prompts: 1500, request_rate: 9, input_len: 1000, output_len: 250, range_ratio: 0.8,
+  clients: {paid: 1, free: 4}, priorities: [0, 1]}
+slo: ["client paid: p95_ttft_ms<=1000", "client paid: p95_tpot_ms<=60"]
+"""
+
+
+def test_more_seats_only_where_they_give_more_tokens(write) -> None:
+    """Beyond 64 seats prompts take what decodes win; from 16 on twice as many give half as much."""
+
+    def advised(*sets: str) -> tuple[set[str], float]:
+        summary = run(load_scenario(write(CLASSES), sets)).summary()
+        found = {one["rule"]: one["advice"] for one in summary["headway"]["diagnosis"]}
+        return {one["key"] for one in found["waiting"]}, summary["output_throughput"]
+
+    keys, most = advised()
+    assert "engine.max_num_seqs" not in keys
+    keys, _ = advised("slo=[]")
+    assert "engine.max_num_seqs" not in keys
+    assert advised("slo=[]", "engine.max_num_seqs=256")[1] < 1.02 * most
+    keys, few = advised("slo=[]", "engine.max_num_seqs=16")
+    assert "engine.max_num_seqs" in keys
+    assert advised("slo=[]", "engine.max_num_seqs=32")[1] > 1.3 * few
+
+
+def test_a_level_of_the_urgent_asks_for_their_priority_first(write) -> None:
+    """A policy that knows priorities keeps it; a fair one, which is no advice then, is slower."""
+    found = run(load_scenario(write(CLASSES))).summary()["headway"]["diagnosis"]
+    rules = [one["rule"] for one in found]
+    assert rules.index("urgent") < rules.index("unfair")
+    assert found[rules.index("urgent")]["advice"][0]["to"] == "priority"
+    assert not found[rules.index("unfair")]["advice"]
+    fair, priority = (
+        run(load_scenario(write(CLASSES), [f"engine.scheduling_policy={one}"])).summary()
+        for one in ("fair", "priority")
+    )
+    late = [
+        next(one["value"] for one in each["headway"]["slo"] if "ttft" in one["bound"])
+        for each in (fair, priority)
+    ]
+    assert late[1] < min(late[0], 1000)
+
+
 def test_what_one_request_alone_breaks_no_replica_keeps() -> None:
     """A token on an L4 takes 62 ms with nobody beside it."""
     found = broken(*SLOW, "gpu.name=L4", "goodput={tpot: 30}", "workload.request_rate=0.1")

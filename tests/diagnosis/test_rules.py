@@ -179,10 +179,20 @@ def test_prefill_stalls(diagnose) -> None:
 
 
 def test_smaller_chunks_that_take_as_long_as_the_decodes_beside_them(diagnose) -> None:
-    """600 tokens take the 6 ms of a step of decodes: 512, which keep up with the prompts."""
+    """600 tokens take the 6 ms of a step of decodes: 512, which a bound on ITL asks for.
+
+    Without one it is half of 2,048, and with a bound on TTFT that any delay breaks none.
+    """
     sets = ["cost.base=6e-3", "workload.request_rate=14", "workload.input_len=1500"]
-    (advice,) = diagnose(*sets, "engine.max_num_batched_tokens=2048")["prefill_stalls"]["advice"]
+    sets += ["engine.max_num_batched_tokens=2048", "goodput={}"]
+    found = diagnose(*sets)["prefill_stalls"]
+    (advice,) = found["advice"]
+    assert (advice["key"], advice["to"]) == ("engine.max_num_batched_tokens", 1024)
+    assert " With max_num_batched_tokens=1024 a prompt takes 1." in found["text"]
+    (advice,) = diagnose(*sets, "slo=[p99_itl_ms<=10]")["prefill_stalls"]["advice"]
     assert (advice["key"], advice["to"]) == ("engine.max_num_batched_tokens", 512)
+    (advice, *_) = diagnose(*sets, "slo=[mean_ttft_ms<=1]")["prefill_stalls"]["advice"]
+    assert advice["key"] == "cluster.replicas"
 
 
 def test_smaller_chunks_that_do_not_keep_up_are_not_advised(diagnose) -> None:

@@ -38,7 +38,7 @@ GRANTS = {
     "drafts as SGLang launches them": (60, 80, 0, 0),
     "a unit or a meaning in every error about a number": (20, 20, 0, 0),
     "memory and commands, as a second stranger tried them": (50, 60, 0, 0),
-    "answers, as a second stranger bought by them": (0, 50, 0, 0),
+    "answers, as a second stranger bought by them": (20, 70, 0, 0),
     "commands, as a judge tried 60: drafts, replicas, kernels' blocks": (
         40,
         40,
