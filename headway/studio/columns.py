@@ -13,8 +13,10 @@ from simulator.workload.traces.documents import first_line, lines, parquet_names
 from simulator.workload.traces.fields import NEAR, guess_columns, parse_date
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.formats.named import json_requests
+from simulator.workload.traces.read import read_table
 
 ROWS = 50  # that a guess looks at
+ROWS_A_VALUE = 12  # at least: as of a flag or a priority
 
 
 def unknown_columns(path: Path) -> tuple[list[str], str]:
@@ -48,6 +50,16 @@ def columns_of(path: Path) -> tuple[list[str], str]:
     return list(values), guess
 
 
+def columns_used(path: Path, columns: str) -> dict[str, Any]:
+    """Return what becomes of the columns of a trace that can be read, and of its requests.
+
+    `names`: of all columns, to choose others; none where the format has its own.
+    """
+    table, form = read_table(path, None, {"columns": columns} if columns else {})
+    names = columns_of(path)[0] if form == "requests" else []
+    return {"names": names, "failed": table.failed} | table.ledger.figures()
+
+
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if parquet_names(path) or (first := first_line(path)[1])[0] in "{[":
         yield from (row for _, row in json_requests(path, Problems(path)))
@@ -69,9 +81,15 @@ def _guess(values: Mapping[str, list[str]]) -> dict[str, str]:
         left = [name for name in values if name not in found.values()]
         counts = [name for name in left if any(map(_is_count, values[name]))]
         if field not in found and counts:
-            dull = [name for name in counts if len({*values[name]}) == 1 or _rises(values[name])]
-            found[field] = min(counts, key=dull.__contains__)
+            found[field] = min(
+                counts, key=lambda name: (_is_flag(values[name]), _rises(values[name]))
+            )
     return {field: found[field] for field in NEAR if field in found}
+
+
+def _is_flag(texts: list[str]) -> bool:
+    """Say whether the values are few, as flags and priorities are: tokens vary."""
+    return len({*texts}) <= max(1, len(texts) // ROWS_A_VALUE)
 
 
 def _is_count(text: str) -> bool:

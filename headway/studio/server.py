@@ -11,6 +11,7 @@ import re
 import secrets
 import tempfile
 import threading
+import warnings
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -20,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.report.html.page import frame, read_asset
-from headway.studio.columns import columns_of, unknown_columns
+from headway.studio.columns import columns_of, columns_used, unknown_columns
 from headway.studio.knobs import KEYS, Knob, knobs_of, overrides
 from headway.studio.plan import QUESTIONS, command, plan
 from headway.studio.worker import Job, Kind, Worker
 from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.http_log import is_foreign, on_interrupt, running
 
 need_package("studio", "serve", "aiohttp")
@@ -276,7 +277,8 @@ class Studio:
             return web.json_response({"errors": error.messages})
 
     async def _take(self, request: web.Request) -> dict[str, Any]:
-        """Keep a trace, if its file is not too large and can be read; return its knobs.
+        """Keep a trace, if its file is not too large and can be read; return its knobs, and which
+        columns are used as what.
 
         Where it is not known which column holds what: the names of the columns, and a guess.
         """
@@ -297,6 +299,7 @@ class Studio:
             await asyncio.to_thread(_check_unpacked, path)
             try:
                 loaded = await asyncio.to_thread(self._read, [_as_workload(path, columns)])
+                used = await asyncio.to_thread(columns_used, path, columns)
             except HeadwayError:
                 look = columns_of if columns else unknown_columns
                 names, guess = await asyncio.to_thread(look, path)
@@ -312,12 +315,12 @@ class Studio:
             old = next(iter(self.traces))
             del self.traces[old], self.knobs[old]
             (self.folder / f"{old}.trace").unlink()
-        return {"trace": name, "name": _name(called), "knobs": [asdict(knob) for knob in loaded]}
+        knobs = [asdict(knob) for knob in loaded]
+        return {"trace": name, "name": _name(called), "knobs": knobs} | used
 
     def _read(self, settings: list[str]) -> list[Knob]:
         given = [*self.served, *self.settings, *settings]
-        scenario = load_scenario(self.scenario, given, own_code=False)
-        return knobs_of(scenario)
+        return knobs_of(load_scenario(self.scenario, given, own_code=False))
 
 
 def _as_workload(trace: Path | str, columns: str) -> str:
@@ -362,6 +365,7 @@ def studio(scenario: str, settings: list[str], port: int, ready: Callable[[str],
         stop = asyncio.Event()
         on_interrupt(stop.set)
         page = Studio(scenario, settings, folder)
+        warnings.simplefilter("ignore", HeadwayWarning)  # of a trace: the page says it
         page.listen(asyncio.get_running_loop())
         try:
             async with running(page.application()) as runner:

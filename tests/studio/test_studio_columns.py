@@ -58,6 +58,13 @@ def test_what_is_offered(tmp_path: Path, text: str, names: list[str], guess: str
     assert unknown_columns(path) == (names, guess)
 
 
+def test_a_flag_is_no_number_of_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    rows = (f"{k * 0.3},{k % 2},{k % 5 > 0:d},{500 + k},{100 + k}\n" for k in range(60))
+    path.write_text("when,who,urg,a,b\n" + "".join(rows))
+    assert unknown_columns(path)[1] == "arrival=when,prompt=a,output=b"
+
+
 def test_what_is_offered_of_parquet(tmp_path: Path) -> None:
     path = tmp_path / "x"
     frame = pandas.DataFrame(ROWS, columns=["zeit", "ein", "aus"])
@@ -147,4 +154,34 @@ def test_columns_of_any_name_are_chosen(port: int, tmp_path: Path) -> None:
         driver.find_element("id", "read-columns").send_keys(ENTER)
         assert wait_for_runs(driver, 2).startswith("240 requests")
         assert text_of(driver, "traffic-told").startswith("240 requests over 0.05975 s")
+        assert complaints(driver) == []
+
+
+@pytest.mark.medium
+def test_columns_of_known_names_may_be_chosen_too(port: int, tmp_path: Path) -> None:
+    """Those without effect are named, and one becomes the client, whose levels may be set."""
+    from selenium.webdriver.support.select import Select
+
+    path = tmp_path / "x.csv"
+    rows = (f"{k / 4},{'paid' if k % 5 else 'free'},{k % 3},90,9\n" for k in range(240))
+    path.write_text("started_at,app,tier,prompt_tokens,completion_tokens\n" + "".join(rows))
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        driver.find_element("id", "trace").send_keys(str(path))
+        wait_for_runs(driver, 2)
+        note = "Plays x.csv. Without effect: app, tier; choose above what has an effect"
+        assert text_of(driver, "trace-told").startswith(note)
+        assert not driver.find_elements("id", "knob-whose")
+        known = "arrival=started_at,prompt=prompt_tokens,output=completion_tokens"
+        words = driver.find_element("id", "columns")
+        assert words.get_attribute("value") == known
+        for field, name in (("client", "app"), ("priority", "tier")):
+            Select(driver.find_element("id", f"column-{field}")).select_by_visible_text(name)
+        driver.find_element("id", "read-columns").send_keys(ENTER)
+        wait_for_runs(driver, 3)
+        assert text_of(driver, "trace-told") == "Plays x.csv."
+        whose = Select(driver.find_element("id", "knob-whose"))
+        parts = {"client paid", "client free", "priority 0", "priority 1", "priority 2"}
+        assert {one.text for one in whose.options} == {"all requests", *parts}
         assert complaints(driver) == []

@@ -3,6 +3,7 @@
 (() => {
   const start = JSON.parse(document.getElementById("start").textContent);
   const MOST_PINS = 4;
+  const MOST_UNUSED = 8; // columns that are named
   const SILENT = "The studio does not answer: is it still running?";
   const byId = (id) => document.getElementById(id);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -601,9 +602,9 @@
   const pairs = () => new Map(byId("columns").value.split(",").filter((part) => part.trim()).map((part) => part.trim().split(/\s*=\s*/)));
   const choose = () => { for (const select of choices) select.value = (pairs().get(select.dataset.field) ?? "").replace(/:(sec|seconds|s|ms|us|ns)$/, ""); };
 
-  async function upload(columns) {
+  async function upload(chosenColumns) {
     const chosen = byId("trace").files[0];
-    if (!columns) offer([], "");
+    if (!chosenColumns) offer([], "");
     if (!chosen) { notPlayed(""); return; }
     const refuse = (reason, status, errors) => { notPlayed(chosen.name, reason); say(status, errors); };
     under?.abort();
@@ -612,14 +613,14 @@
     refuse("it is being read", `Reading ${chosen.name}`);
     let answer;
     try {
-      const response = await fetch(`/trace?${new URLSearchParams({ name: chosen.name, columns })}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
+      const response = await fetch(`/trace?${new URLSearchParams({ name: chosen.name, columns: chosenColumns })}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
       answer = await response.json();
     } catch (error) {
       if (chosen === byId("trace").files[0]) refuse("it could not be read", SILENT, [String(error)]);
       return;
     }
     if (chosen !== byId("trace").files[0]) return; // another was chosen meanwhile
-    if (answer.names) {
+    if (answer.names && !answer.trace) {
       offer(answer.names, answer.columns);
       refuse("choose the columns", `Which columns of ${chosen.name} have what? Choose, and press Read it so`, answer.errors);
       return;
@@ -631,7 +632,13 @@
     [trace, file, title, knobs, waiting] = [answer.trace, chosen.name, answer.name, answer.knobs, {}];
     head();
     const own = lost.length ? ` Its own now: ${lost.map(({ label }) => label).join("; ")}.` : "";
-    byId("trace-told").textContent = `Plays ${file}.${own}`;
+    const { names, failed, notes, columns } = answer;
+    const unused = [...columns.without_effect, ...columns.not_understood];
+    const choice = unused.length ? names : [];
+    const more = unused.length > MOST_UNUSED ? ` and ${unused.length - MOST_UNUSED} more` : "";
+    const left = unused.length ? ` Without effect: ${unused.slice(0, MOST_UNUSED).join(", ")}${more}${choice.length ? "; choose above what has an effect, and press Read it so" : ""}.` : "";
+    offer(choice, Object.entries(columns.used).map(([name, field]) => `${field}=${name}`).join(","));
+    byId("trace-told").textContent = `Plays ${file}.${own}${left}${[...(failed ? [`${failed} requests are left out: they failed when recorded, or have no output tokens`] : []), ...notes].map((note) => ` ${note}.`).join("")}`;
     byId("link-told").textContent = "";
     build();
     turn(kept);
