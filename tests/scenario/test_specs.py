@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from simulator import load_scenario
-from simulator.scenario import assemble_fleet, settle
+from simulator.scenario import assemble_fleet
 from simulator.scenario.resolve import resolve, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
@@ -23,7 +23,7 @@ def nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(*_: object) -> None:
         raise AssertionError("settled once more")
 
-    monkeypatch.setattr(settle, "load_model", settled)
+    monkeypatch.setattr("simulator.scenario.scenario.load_model", settled)
     monkeypatch.setattr(assemble_fleet, "_settle", settled)
 
 
