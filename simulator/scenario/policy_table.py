@@ -314,26 +314,25 @@ def missing_inputs(
     A policy without its input serves in order of arrival, or all by the same defaults; the result
     is right, but tells nothing of the policy.
     """
-    found = [line for spec in specs for line in _missing(spec, workload)]
-    if admission is not None:
-        urgent = workload.priority is None or not (workload.priority >= 1).any()
-        if admission.shed_from < 1 and urgent:
-            found.append(
-                "cluster.admission.shed_from: no request has a priority of 1 or more, so none is "
-                "refused before max_outstanding"
-            )
+    sheds = admission is not None and admission.shed_from < 1
+    found = [line for spec in specs for line in _missing(spec, workload, sheds)]
+    if sheds and (workload.priority is None or not (workload.priority >= 1).any()):
+        found.append(
+            "cluster.admission.shed_from: no request has a priority of 1 or more, so none is "
+            "refused before max_outstanding"
+        )
     return [*dict.fromkeys(found)]
 
 
-def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
-    """Look at one engine's policy."""
+def _missing(spec: EngineSpec, workload: Workload, sheds: bool) -> Iterator[str]:
+    """Look at one engine's policy; `sheds`: admission reads the priorities."""
     cls, arguments = spec.policy, spec.arguments
-    if cls is Scheduler:
-        return
     reads = getattr(cls, "reads", "")
     name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
-    equal = workload.priority is None or np.ptp(workload.priority) == 0
+    equal = workload.priority is None or bool(np.all(workload.priority == workload.priority[:1]))
+    if cls is Scheduler and not equal and not sheds:
+        yield f"{name}: ignores the requests' priorities, which `priority` and `preemptive` read"
     if reads == "priority" and equal:
         yield (
             f"{name}: all requests have the same priority, so they are served in order of "

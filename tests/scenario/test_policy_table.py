@@ -48,6 +48,16 @@ def test_without_priorities(traced, policy):
     assert missing(traced(chosen, TWO, RANKED)) == []
 
 
+def test_priorities_that_nobody_reads(traced):
+    """First come, first served is the default: that it ignores them is said, and what does not."""
+    said = [f"{POLICY}: fcfs: ignores the requests' priorities"]
+    assert missing(traced(TWO, RANKED)) == said
+    assert missing(traced(TWO, "workload.priorities=[3, 3]")) == []
+    assert missing(traced(TWO, RANKED, f"{POLICY}=fair")) == []
+    with pytest.warns(HeadwayWarning, match="which `priority` and `preemptive` read"):
+        run(traced(TWO, RANKED))
+
+
 @pytest.mark.parametrize("policy", ["fair", "wfq", "drr"])
 def test_with_one_client(traced, policy):
     chosen = f"{POLICY}={policy}"
