@@ -163,7 +163,7 @@ def test_bad_clients_beside_a_trace(traced, tmp_path):
         "nor weights (their number, a list of weights, or {name: weight}; null: requests name no "
         "client)",
         "s.yaml:4: workload.priorities: [1] is not a list with a whole number for each client (one "
-        "of each client; smaller is more urgent)",
+        "per client; smaller is more urgent)",
     ]
 
 

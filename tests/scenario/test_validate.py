@@ -148,7 +148,7 @@ BAD = [
     ),
     (
         "workload:\n  num_prompts: 0\n",
-        "s.yaml:2: workload.num_prompts: must be at least 1, not 0 (requests; ...",
+        "s.yaml:2: workload.num_prompts: must be at least 1, not 0 (requests or ...",
     ),
     (
         "workload:\n  input_len:\n    kind: uniform\n    low: 9\n    high: 3\n",
