@@ -166,7 +166,10 @@ def _speeds(problem: PlanProblem, offer: Offer) -> str:
     if not ratios:
         return told
     metric = max(ratios, key=lambda name: ratios[name])
-    return f"{told}; {metric} takes {100 * ratios[metric]:.3g} % of its bound"
+    used = f"{100 * ratios[metric]:.3g} %"
+    share = metric.rpartition(":")[2] in SHARES
+    near = f"with {used} of the misses that it allows" if share else f"at {used} of it"
+    return f"{told}; nearest to its bound: {metric}, {near}"
 
 
 def _dropped(offers: Sequence[Offer]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     for candidate in candidates:
         row = result_row(problem, candidate)
         said = "cannot run" if candidate.errors else "not tried" if candidate.not_tried else "no"
-        said = "never fits" if candidate.never else said
+        said = "never" if candidate.never else said
         cells = [said, *[""] * (len(heads) - 2)]
         if "gpus" in row:
             basis = row["looked_at"] + (", cut short" if row["cut_short"] else "")
@@ -66,7 +66,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
             cells[-1] = row["looked_at"]
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
-    notes += [f"{c.label}: never fits: {c.never}" for c in candidates if c.never]
+    notes += [f"{c.label}: never holds: {c.never}" for c in candidates if c.never]
     notes += [f"{c.label}: not tried: {c.not_tried}" for c in candidates if c.not_tried]
     if problem.key and any(candidate.result.best for candidate in candidates):
         notes.insert(0, "breaks: the bound that breaks at the next load or value tried")

@@ -353,7 +353,7 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
 
     def offer(ttft: float, **keys: str) -> Offer:
         means = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), 7.0)
-        runs = [{"p90_ttft_ms": ttft, **means}] * 3
+        runs = [{"p90_ttft_ms": ttft, "goodput": 0.999, **means}] * 3
         found = SearchResult(Trial(2.0, seconds=60.0, runs=runs), [])
         return Offer(keys, scenario=scenario, result=found, gpu="H100-80GB", price=6.88)
 
@@ -362,9 +362,12 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
     problem = SimpleNamespace(criteria=criteria, under="under x", of_pods=["one of 4 pods"])
     told = buy_lines(problem, Answer([best, sure, unsure], [], True))  # type: ignore[arg-type]
     assert told[0] == "one of 4 pods"
-    assert "  means: TTFT 7 ms, TPOT 7 ms, E2EL 7 ms; p90_ttft_ms takes 10 % of its bound" in told
+    assert "E2EL 7 ms; nearest to its bound: p90_ttft_ms, at 10 % of it" in "".join(told)
     assert f"  by short runs these are enough, too: {line(sure)}" in told
     assert f"  by short runs these are too close to tell: {line(unsure)}" in told
+    criteria.slos = [parse_slo("goodput>=0.99")]
+    told = buy_lines(problem, Answer([best], [], True))  # type: ignore[arg-type]
+    assert "nearest to its bound: goodput, with 10 % of the misses that it allows" in "".join(told)
 
 
 def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> None:

@@ -58,8 +58,8 @@ def test_candidates_that_were_not_tried_are_folded_with_the_reason(tmp_path: Pat
     shown, _, folded = answer_of(tmp_path)["table"].partition("<details>")
     assert "L40S" in shown
     assert "H100" not in shown
-    assert folded.startswith("<summary>1 of the candidates not tried")
-    assert "<td class=word>H100</td><td class=word>costs $6.88/h at least</td>" in folded
+    assert folded.startswith("<summary>1 of the candidates not run")
+    assert "<td class=word>not tried</td><td class=word>costs $6.88/h at least</td>" in folded
 
 
 @pytest.mark.medium
@@ -73,9 +73,13 @@ def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, caps
     text = page.read_text("utf-8")
     body = text.partition("<tbody>")[2].partition("</tbody>")[0]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("<tr>")[1:]]
-    assert [(row[0], row[1]) for row in rows] == [("1", "never fits"), ("16", "yes")]
+    assert [(row[0], row[1]) for row in rows] == [("16", "yes")]
+    folded = text.partition("1 of the candidates not run</summary>")[2]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", folded.partition("</tbody>")[0])
+    assert cells[:2] == ["1", "never"]
+    assert "replica can decode" in cells[-1]
     bases = pd.read_csv(out / "plan.csv").looked_at
-    assert bases[1] in rows[1]
+    assert bases[1] in rows[0]
     assert re.fullmatch(r"\d+ x [\d.]+ (s|min)", bases[1])
     assert "replica can decode" in text
     assert bases[1] in capsys.readouterr().out
@@ -170,7 +174,7 @@ def test_what_a_plan_did_not_try_is_neither_yes_nor_no(tmp_path: Path) -> None:
     text = page.read_text("utf-8")
     rows = text.partition("<tbody>")[2].partition("</tbody>")[0].split("<tr>")[1:]
     assert [re.findall("yes|not tried|no", row)[0] for row in rows] == ["yes"]
-    assert "1 of the candidates not tried" in text
+    assert "1 of the candidates not run" in text
     heads = re.findall("<th[^>]*>(.*?)</th>", text.partition("<tbody>")[0])
     assert "keeps the bounds" in heads
     assert "at" not in heads

@@ -42,11 +42,13 @@ PLAN_COLUMNS = {
     "tokens_per_s_per_user": "tok/s/user",
     "looked_at": "looked at",
     "cut_short": "cut short",
-    "never_holds": "never fits",
+    "never_holds": "why never",
     "error": "error",
 }
 LEADING = ("holds", "at", "dollars_per_hour", "reason", "headroom")
 """What the table of a plan begins with, before the bounded metrics and the rest."""
+REASONS = {*LEADING, "never_holds"} - {"holds"}
+NOT_TRIED, NEVER = "not tried", "never"
 TABLES = ("plan.csv", "results.csv")
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
 MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
@@ -100,10 +102,10 @@ def _candidates(folder: Path, name: str) -> "pd.DataFrame":
     if not len(rows):
         raise HeadwayError(f"{folder}: its table has no row")
     if "not_tried" in rows:
-        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "not tried")
+        rows["holds"] = rows.holds.where(rows.not_tried.isna(), NOT_TRIED)
     if "never_holds" in rows:
         never = rows.never_holds.isna() | rows.not_tried.notna()
-        rows["holds"] = rows.holds.where(never, "never fits")
+        rows["holds"] = rows.holds.where(never, NEVER)
     return rows
 
 
@@ -157,13 +159,15 @@ def plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, fl
 
 def _folded(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     """Make the table of what was tried; below it, folded, what was not, and why."""
-    left = rows[rows.not_tried.notna()] if "not_tried" in rows else rows[:0]
+    left = rows[rows.holds.isin([NOT_TRIED, NEVER])] if "holds" in rows else rows[:0]
     if not len(left):
         return _grid(rows, columns)
-    known = {key: one for key, one in columns.items() if key not in LEADING and left[key].any()}
-    fold = f"<details><summary>{len(left):,} of the candidates not tried</summary>{{}}</details>"
-    why = _grid(left, known | {"not_tried": ("why", 1.0)})
-    return _grid(rows.drop(left.index), columns) + fold.format(why)
+    why = left.reindex(columns=["never_holds", "not_tried"]).bfill(axis=1).never_holds
+    known = {key: one for key, one in columns.items() if key not in REASONS and left[key].any()}
+    fold = f"<details><summary>{len(left):,} of the candidates not run</summary>{{}}</details>"
+    table = _grid(left.assign(why=why), known | {"why": ("why", 1.0)})
+    shown = {key: one for key, one in columns.items() if key != "never_holds"}
+    return _grid(rows.drop(left.index), shown) + fold.format(table)
 
 
 def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
