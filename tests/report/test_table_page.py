@@ -51,14 +51,17 @@ def test_a_sweep_ends_with_a_table_and_a_page(tmp_path: Path, capsys) -> None:
 
 def test_candidates_that_were_not_tried_are_folded_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "plan.csv").write_text(
-        "gpu.name,holds,candidate,not_tried,dollars_per_hour\n"
-        "L40S,True,L40S,,1.86\nH100,False,H100,costs $6.88/h at least,\n"
+        "gpu.name,holds,candidate,not_tried,dollars_per_hour,never_holds,error\n"
+        "L40S,True,L40S,,1.86,,\nH100,False,H100,costs $6.88/h at least,,,\n"
+        "T4,False,T4,,,does not fit,does not fit\n"
     )
     (tmp_path / "plan.json").write_text('{"best": 0, "candidates": [{}], "answer": ["Buy L40S"]}')
     shown, _, folded = answer_of(tmp_path)["table"].partition("<details>")
     assert "L40S" in shown
     assert "H100" not in shown
-    assert folded.startswith("<summary>1 of the candidates not run")
+    assert "error" not in shown + folded
+    assert folded.count("does not fit") == 1
+    assert folded.startswith("<summary>2 of the candidates not run")
     assert "<td class=word>not tried</td><td class=word>costs $6.88/h at least</td>" in folded
 
 

@@ -47,7 +47,7 @@ PLAN_COLUMNS = {
 }
 LEADING = ("holds", "at", "dollars_per_hour", "reason", "headroom")
 """What the table of a plan begins with, before the bounded metrics and the rest."""
-REASONS = {*LEADING, "never_holds"} - {"holds"}
+REASONS = {*LEADING, "never_holds", "error"} - {"holds"}
 NOT_TRIED, NEVER = "not tried", "never"
 TABLES = ("plan.csv", "results.csv")
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
@@ -166,8 +166,9 @@ def _folded(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     known = {key: one for key, one in columns.items() if key not in REASONS and left[key].any()}
     fold = f"<details><summary>{len(left):,} of the candidates not run</summary>{{}}</details>"
     table = _grid(left.assign(why=why), known | {"why": ("why", 1.0)})
-    shown = {key: one for key, one in columns.items() if key != "never_holds"}
-    return _grid(rows.drop(left.index), shown) + fold.format(table)
+    rest = rows.drop(left.index)
+    shown = {key: one for key, one in columns.items() if rest[key].notna().any()}
+    return _grid(rest, shown) + fold.format(table)
 
 
 def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
