@@ -352,7 +352,7 @@ def _draw(
         kinds = [*dict.fromkeys(one.varied.get("gpu.name", "") for one in ran)]
         alike = not 1 < len(kinds) < len(COLORS)  # else a colour for each GPU
         shades = {kind: FAINT if alike else COLORS[k + 1] for k, kind in enumerate(kinds)}
-        names = {kind: "others" if alike else kind for kind in kinds}
+        names = {kind: "others" if alike else _sized(kind, ran[:-1]) for kind in kinds}
         gpus = [one.varied.get("gpu.name", "") for one in ran[:-1]]
         colored = [(one, shades[g], names[g]) for one, g in zip(ran, gpus, strict=False)]
         colored.append((ran[-1], COLORS[0], ran[-1].label))
@@ -371,6 +371,13 @@ def _draw(
         if problem.pods > 1:
             figure.suptitle(f"One of {problem.pods} pods")
     encode(figure, file)
+
+
+def _sized(gpu: str, ran: Sequence[Candidate]) -> str:
+    """Name a GPU with the tensor-parallel sizes that ran on it."""
+    own = [one.scenario for one in ran if one.varied.get("gpu.name") == gpu]
+    sizes = sorted({one.engine.tensor_parallel_size for one in own if one is not None})
+    return f"{gpu} (TP {', '.join(map(str, sizes))})"
 
 
 def _sizes_fleet(problem: PlanProblem) -> bool:

@@ -142,6 +142,32 @@ def test_the_front_is_that_of_what_keeps_its_bounds(monkeypatch: pytest.MonkeyPa
     assert figures[1].get_figheight() > figures[0].get_figheight()
 
 
+def test_the_picture_names_the_sizes_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A10G stood beside "not run: A10G (TP 1)": it had run as TP 2."""
+    figures: list[Any] = []
+    monkeypatch.setattr("headway.figures.style.encode", lambda figure, _: figures.append(figure))
+    problem = SimpleNamespace(by_energy=False, high=0, key="at", pods=1)
+    problem.criteria = SimpleNamespace(slos=[SLO])
+    trial = Trial(1.0, runs=[{"p99_ttft_ms": 90.0}], ok=True)
+
+    def candidate(gpu: str, size: int) -> Any:
+        engine = SimpleNamespace(tensor_parallel_size=size)
+        return SimpleNamespace(
+            varied={"gpu.name": gpu},
+            scenario=SimpleNamespace(engine=engine, cluster=None),
+            label=f"{gpu} (TP {size})",
+            result=SimpleNamespace(trials=[trial], best=trial),
+            speeds=lambda of_best: [(trial, 20.0, 50.0)],
+            spent_at=lambda _: 2.0,
+            resources_at=lambda _: (2, None),
+        )
+
+    ran = [candidate("A10G", 2) for _ in range(9)] + [candidate("L4", 4), candidate("L4", 2)]
+    _draw(problem, ran, ran[0], None)  # type: ignore[arg-type]
+    names = figures[-1].axes[0].get_legend_handles_labels()[1]
+    assert {*names} >= {"A10G (TP 2)", "L4 (TP 2, 4)", "the best: A10G (TP 2)"}
+
+
 @pytest.mark.parametrize(
     ("ttft", "growing", "told"),
     [
