@@ -27,7 +27,7 @@ def broken_alone(problem: PlanProblem, scenario: Scenario, keys: Mapping[str, st
     if not slow:
         return ""
     least = " and ".join(one.slo.loosened(one.value) for one in slow)
-    why = f"{slow[0]}, and no number of replicas changes that: the least bound is {least}"
+    why = f"{slow[0]}, and no number of replicas changes that: it alone needs {least}, a load more"
     for change, words in _changes(scenario):
         try:
             with warnings.catch_warnings():
@@ -35,9 +35,10 @@ def broken_alone(problem: PlanProblem, scenario: Scenario, keys: Mapping[str, st
                 other = load_scenario(
                     problem.path, problem.overrides, vary=({**keys, **change}).items()
                 )
+                slow = _alone(problem, other)
         except HeadwayError:
             continue
-        if not _alone(problem, other):
+        if not slow:
             return f"{why}; it would do with {words}"
     return why
 

@@ -176,10 +176,7 @@ class Market:
         """Say that the cache is off, though prompts repeat enough to try it; "" if not so."""
         if self.base.engine.enable_prefix_caching or self.known < KNOWN:
             return ""
-        return (
-            f"enable_prefix_caching is off; {100 * self.known:.0f} % of the prompt tokens repeat "
-            "the beginning of an earlier prompt"
-        )
+        return f"enable_prefix_caching is off; {100 * self.known:.0f} % of the prompt tokens repeat"
 
     @property
     def priced(self) -> bool:
@@ -240,7 +237,8 @@ class Market:
         given = {"gpu": gpu.name, "size": size, "price": None if price is None else size * price}
         offer = self._load(keys, given)
         if offer.scenario is None:
-            offer.never = offer.error.rpartition("gpu: ")[2]
+            offer.never = offer.error.rpartition("gpu: ")[2]  # the GPU before it stands for all
+            offer.errors = [offer.never]
             return offer
         slos = self.problem.criteria.slos
         lost = max(slo.limit for slo in slos if slo.metric == "completion")
@@ -311,17 +309,13 @@ class Market:
                 told.append(f"{name}: fewer replicas than {best.replicas} are not enough: {reason}")
         return ranked_offers(ranked), told
 
-    @property
-    def _prefix_keys(self) -> dict[str, str]:
-        """Set a router that keeps prefixes together, and the cache that it is for."""
-        keys = {"engine.enable_prefix_caching": "true"} if self.cache_off else {}
-        return keys | {"cluster.router": "prefix_aware"}
-
     def routed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Return offers with a router that keeps prefixes together; [] if prompts share little."""
         if self.known < KNOWN:
             return []
-        found = [self._load(one.varied | self._prefix_keys, one.given) for one in offers]
+        keys = {"engine.enable_prefix_caching": "true"} if self.cache_off else {}
+        keys["cluster.router"] = "prefix_aware"
+        found = [self._load(one.varied | keys, one.given) for one in offers]
         return [
             replace(new, fewest=max(one.fewest, 2)) for new, one in zip(found, offers, strict=True)
         ]
@@ -333,7 +327,7 @@ class Market:
         if self.known < KNOWN:
             share = f"{100 * self.known:.0f} %"
             return f"{share} of the prompt tokens begin like an earlier prompt", []
-        offer = self._load(best.varied | self._prefix_keys, best.given)
+        (offer,) = self.routed([best])
         offer.within = max(best.replicas // 2, 1), best.replicas - 1
         return "", [offer]
 

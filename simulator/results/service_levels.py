@@ -259,13 +259,13 @@ class Judged(NamedTuple):
         digits = 1 - floor(log10(off)) if off else 0
         percent = f"{ceil(round(off * 10.0**digits, 6)) / 10.0**digits:g} %"
         return (
-            f", but steps {percent} slower break it"
+            f", but steps at most {percent} slower break it"
             if until > 1.0
             else (f" unless steps are {percent} faster")
         )
 
     def __str__(self) -> str:
-        """Say `kept with 12 % to spare`, `kept, but steps 1 % slower break it`, `broken by 3 %`."""
+        """Say `kept with 12 % to spare`, `kept, but steps at most 1 % slower break it`, ..."""
         slo, value = self.slo, self.value
         if not self.served:
             return "broken"

@@ -4,7 +4,11 @@ import re
 
 import pytest
 
+from headway.cli.main import main
+from headway.planning.buy_report import buying_problem, wanted_gpus
+from headway.planning.market import Market
 from headway.planning.plan import Runs
+from headway.planning.problem import PlanOptions
 from tests.planning.test_buy import SHOP, found, market
 
 
@@ -30,10 +34,30 @@ def test_a_cache_that_is_off_is_tried_on_with_the_router(write, monkeypatch) -> 
     )
     _, (first, second, *_) = shop.with_variants([best], Runs())
     assert re.fullmatch(
-        r"enable_prefix_caching is off; (7|8)\d % of the prompt tokens repeat the beginning of an "
-        "earlier prompt",
-        first,
+        r"enable_prefix_caching is off; [78]\d % of the prompt tokens repeat", first
     )
     assert second.startswith("a prefix-aware router with the prefix cache on: fewer replicas")
     assert not market(write(alike, "on.yaml")).cache_off
     assert not market(write(SHOP + off, "other.yaml")).cache_off
+
+
+def test_what_a_request_alone_needs_is_no_bound_that_a_load_keeps(
+    tmp_path, write, capsys, recwarn
+) -> None:
+    """GPUs that are only considered for it warn of nothing."""
+    path = write(SHOP + "gpu: {name: L40S}\n")
+    command = ["plan", str(path), "--fewest", "cluster.replicas=1..2", "--slo", "p95_tpot_ms<=1"]
+    assert main([*command, "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "changes that: it alone needs p95_tpot_ms<=" in told
+    assert told.strip().endswith(", a load more")
+    assert not recwarn
+
+
+def test_an_error_names_the_gpu_that_it_is_of(write) -> None:
+    """Until one is chosen the largest stands for all."""
+    gpus = wanted_gpus("T4,B200")
+    shop = Market(buying_problem(write(SHOP), PlanOptions(), ([], None), gpus), gpus, None)
+    (small,) = [one for one in shop.offers() if one.gpu == "T4" and one.size == 1]
+    assert "does not fit the T4" in small.error
+    assert "B200" not in small.error
