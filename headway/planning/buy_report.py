@@ -168,7 +168,7 @@ def _speeds(problem: PlanProblem, offer: Offer) -> str:
     metric = max(ratios, key=lambda name: ratios[name])
     used = f"{100 * ratios[metric]:.3g} %"
     share = metric.rpartition(":")[2] in SHARES
-    near = f"with {used} of the misses that it allows" if share else f"at {used} of it"
+    near = f"with at most {used} of the misses it allows" if share else f"at {used} of it"
     return f"{told}; nearest to its bound: {metric}, {near}"
 
 

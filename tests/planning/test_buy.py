@@ -367,7 +367,7 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
     assert f"  by short runs these are too close to tell: {line(unsure)}" in told
     criteria.slos = [parse_slo("goodput>=0.99")]
     told = buy_lines(problem, Answer([best], [], True))  # type: ignore[arg-type]
-    assert "nearest to its bound: goodput, with 10 % of the misses that it allows" in "".join(told)
+    assert "bound: goodput, with at most 10 % of the misses it allows" in "".join(told)
 
 
 def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> None:
