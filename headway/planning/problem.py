@@ -1,5 +1,6 @@
 """What a plan is asked: which bounds to keep, what to search and what to try beside it."""
 
+import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
@@ -24,11 +25,12 @@ from headway.planning.verdict import Criteria, Trial
 from simulator.results.service_levels import FINISH, Slo, default_levels, parse_slos
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 REPLICAS = "cluster.replicas"
 BURST = 400  # requests for each replica, by which it is seen how many it can serve
 FIRST_LOAD = 0.75  # of what it serves of a burst: where the search for a rate begins
+WHOLE = 0.99  # of a period of the load, from which on it is whole
 FEWEST_REQUESTS = 20  # of a run, however slowly they come
 
 
@@ -298,12 +300,22 @@ def _first_that_loads(
 
 
 def _check_price(base: Scenario, axes: Axes) -> None:
-    """Refuse one GPU's price for several."""
+    """Refuse one GPU's price for several; warn of part of a day, which is priced as one."""
+    _warn_of_part_of_a_day(base)
     if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
         raise HeadwayError(
             "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
             "'gpu={name: H100, dollars_per_hour: 2.49},{name: L40S}'"
         )
+
+
+def _warn_of_part_of_a_day(base: Scenario) -> None:
+    """Warn where a load that changes with time ends within its first period."""
+    load, curve = base.workload.generator, base.workload.generator.diurnal
+    seconds = load.num_prompts / load.request_rate
+    if curve and base.workload.trace is None and 0 < seconds < WHOLE * curve.period:
+        told = f"{seconds / 3600:.3g} h of load, of a period of {curve.period / 3600:.3g} h"
+        warnings.warn(f"workload.num_prompts: {told}: no whole day", HeadwayWarning, stacklevel=2)
 
 
 def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:

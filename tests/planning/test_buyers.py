@@ -8,7 +8,8 @@ from headway.cli.main import main
 from headway.planning.buy_report import buying_problem, wanted_gpus
 from headway.planning.market import Market
 from headway.planning.plan import Runs
-from headway.planning.problem import PlanOptions
+from headway.planning.problem import PlanOptions, make_problem
+from simulator.util.errors import HeadwayWarning
 from tests.planning.test_buy import SHOP, found, market
 
 
@@ -61,3 +62,12 @@ def test_an_error_names_the_gpu_that_it_is_of(write) -> None:
     (small,) = [one for one in shop.offers() if one.gpu == "T4" and one.size == 1]
     assert "does not fit the T4" in small.error
     assert "B200" not in small.error
+
+
+def test_a_day_that_is_cut_short_is_warned_of(recwarn) -> None:
+    """A night's load is no day's, and dollars a day would be of it."""
+    day = "scenarios/what-if/day.yaml"
+    make_problem(day, PlanOptions())
+    assert not recwarn
+    with pytest.warns(HeadwayWarning, match=r"4.63 h of load, of a period of 24 h: no whole day"):
+        make_problem(day, PlanOptions(), ["workload.num_prompts=20000"])
