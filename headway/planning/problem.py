@@ -312,9 +312,9 @@ def _check_price(base: Scenario, axes: Axes) -> None:
 def _warn_of_part_of_a_day(base: Scenario) -> None:
     """Warn where a load that changes with time ends within its first period."""
     load, curve = base.workload.generator, base.workload.generator.diurnal
-    seconds = load.num_prompts / load.request_rate
-    if curve and base.workload.trace is None and 0 < seconds < WHOLE * curve.period:
-        told = f"{seconds / 3600:.3g} h of load, of a period of {curve.period / 3600:.3g} h"
+    whole = load.request_rate * curve.period if curve else 0.0  # at least; sessions have turns
+    if curve and base.workload.trace is None and load.num_prompts < WHOLE * whole:
+        told = f"{load.num_prompts:,} of the {whole:,.0f} requests of {curve.period / 3600:.3g} h"
         warnings.warn(f"workload.num_prompts: {told}: no whole day", HeadwayWarning, stacklevel=2)
 
 
