@@ -187,7 +187,7 @@ def _last_trial(candidate: "Candidate", place: str) -> str:
     from headway.planning.verdict import TOO_CLOSE
 
     if not candidate.result.trials:
-        never = f"never holds: {candidate.never}" if candidate.never else ""
+        never = f"fails: {candidate.never}" if candidate.never else ""
         spared = f"not tried: {candidate.not_tried}" if candidate.not_tried else ""
         return candidate.error or never or spared or "no run"
     trial = candidate.result.trials[-1]

@@ -66,7 +66,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
             cells[-1] = row["looked_at"]
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
-    notes += [f"{c.label}: never holds: {c.never}" for c in candidates if c.never]
+    notes += [f"{c.label}: fails: {c.never}" for c in candidates if c.never]
     notes += [f"{c.label}: not tried: {c.not_tried}" for c in candidates if c.not_tried]
     if problem.key and any(candidate.result.best for candidate in candidates):
         notes.insert(0, "breaks: the bound that breaks at the next load or value tried")

@@ -71,6 +71,8 @@ class Target:
     kv_cache_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise HeadwayError(f"--tp: must be at least 1, not {self.gpus}")
         try:
             self.model.check_parallel(self.gpus)
         except ValueError as error:
