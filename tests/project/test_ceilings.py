@@ -39,7 +39,7 @@ GRANTS = {
     "a unit or a meaning in every error about a number": (20, 20, 0, 0),
     "memory and commands, as a second stranger tried them": (50, 60, 0, 0),
     "answers, as a second stranger bought by them": (20, 70, 0, 0),
-    "commands, as a judge tried 60: drafts, replicas, kernels' blocks": (
+    "commands as people publish them: drafts, replicas, blocks": (
         40,
         40,
         0,
