@@ -16,9 +16,9 @@ from simulator.workload.workload import Workload
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = ("goodput", "completion")
+"""Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
 ALL_SERVED = "completion>=1"
 """The level that every list of them has, given or not."""
-"""Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
 REQUEST_BOUNDS = ("ttft", "tpot", "e2el")
 """Latencies that each request has, and that can be bounded for each."""
 QUEUED = ("ttft", "e2el", "queue_time")
