@@ -4,10 +4,8 @@ Of one run the block that `vllm bench serve` prints, then what the engine did. `
 several runs side by side.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from textwrap import wrap
 
 from headway.report.metric_rows import (
@@ -30,6 +28,7 @@ from simulator.results.service_levels import Judged, Slo
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
+from simulator.util.files import read_table
 
 WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
@@ -431,7 +430,7 @@ def run_kind(model: str, prompt: float) -> str:
 
 def blind(kind: str) -> str:
     """Return the medians of a row of docs/accuracy.md that was scored once: no tool writes it."""
-    found = [row for row in _table("blind.csv") if row["kind"] == kind]
+    found = [row for row in read_table(__file__, "blind.csv") if row["kind"] == kind]
     return ", ".join(f"{row['metric']} {row['median_percent']}" for row in found) + " %"
 
 
@@ -439,16 +438,11 @@ def blind(kind: str) -> str:
 def campaign() -> dict[str, str]:
     """Read from `make accuracy` what nine of ten runs of a kind were off by, by metric, at most."""
     found: dict[str, list[str]] = {}
-    for row in _table("accuracy.csv"):
+    for row in read_table(__file__, "accuracy.csv"):
         if row["kind"] == "run" and row["p90"]:
             error = f"{100 * float(row['p90']):.0f} % in {row['metric']} ({row['runs']} runs)"
             found.setdefault(row["name"], []).append(error)
     return {kind: ", ".join(errors) for kind, errors in found.items()}
-
-
-def _table(name: str) -> list[dict[str, str]]:
-    with Path(__file__).with_name(name).open(encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
 
 
 def _cluster(cluster: Summary) -> list[str]:
