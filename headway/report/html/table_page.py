@@ -47,7 +47,7 @@ PLAN_COLUMNS = {
 }
 LEADING = ("holds", "at", "dollars_per_hour", "reason", "headroom")
 """What the table of a plan begins with, before the bounded metrics and the rest."""
-REASONS = {*LEADING, "never_holds", "error"} - {"holds"}
+REASONS = (*LEADING[1:], "never_holds", "error")
 NOT_TRIED, NEVER = "not tried", "never"
 TABLES = ("plan.csv", "results.csv")
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
