@@ -253,15 +253,14 @@ def make_problem(
             f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and "
             "finite"
         )
-    count = block.replications
-    if count < 1:
-        raise HeadwayError(f"--replications {count}: must be at least 1")
+    if block.replications < 1:
+        raise HeadwayError(f"--replications {block.replications}: must be at least 1")
     if not 0 < block.tolerance <= 1:
         raise HeadwayError(f"--tolerance {block.tolerance}: must be more than 0 and at most 1")
     criteria = Criteria(
         slos,
-        count,
-        max(block.most_replications, count),
+        block.replications,
+        max(block.most_replications, block.replications),
         block.confidence,
         block.tolerance,
         min_seconds=shortest,
@@ -279,6 +278,7 @@ def make_problem(
     _check_window(block.window, slos, at_a_load=bool(high) or not key)
     refuse_overridden([k for k, _ in axes], said, seed, searched=key)
     _check_price(base, axes)
+    _warn_of_part_of_a_period(base)
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy, pods=pods)
@@ -300,8 +300,7 @@ def _first_that_loads(
 
 
 def _check_price(base: Scenario, axes: Axes) -> None:
-    """Refuse one GPU's price for several; warn of part of a day, which is priced as one."""
-    _warn_of_part_of_a_day(base)
+    """Refuse one GPU's price for several."""
     if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
         raise HeadwayError(
             "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
@@ -309,13 +308,13 @@ def _check_price(base: Scenario, axes: Axes) -> None:
         )
 
 
-def _warn_of_part_of_a_day(base: Scenario) -> None:
+def _warn_of_part_of_a_period(base: Scenario) -> None:
     """Warn where a load that changes with time ends within its first period."""
     load, curve = base.workload.generator, base.workload.generator.diurnal
     whole = load.request_rate * curve.period if curve else 0.0  # at least; sessions have turns
     if curve and base.workload.trace is None and load.num_prompts < WHOLE * whole:
         told = f"{load.num_prompts:,} of the {whole:,.0f} requests of {curve.period / 3600:.3g} h"
-        warnings.warn(f"workload.num_prompts: {told}: no whole day", HeadwayWarning, stacklevel=2)
+        warnings.warn(f"workload.num_prompts: {told}: no full period", HeadwayWarning, stacklevel=2)
 
 
 def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:

@@ -69,5 +69,5 @@ def test_a_day_that_is_cut_short_is_warned_of(recwarn) -> None:
     day = "scenarios/what-if/day.yaml"
     make_problem(day, PlanOptions())
     assert not recwarn
-    with pytest.warns(HeadwayWarning, match="20,000 of the 103,680 requests of 24 h: no whole day"):
+    with pytest.warns(HeadwayWarning, match="20,000 of the 103,680 requests of 24 h: no full"):
         make_problem(day, PlanOptions(), ["workload.num_prompts=20000"])
