@@ -121,7 +121,10 @@ def test_until_a_log_is_played_all_says_whose_it_is(
 
 @pytest.mark.medium
 def test_columns_of_any_name_are_chosen(port: int, tmp_path: Path) -> None:
-    """The guess is by their values; the words say what the menus do, and the other way round."""
+    """The guess is by their values; the words say what the menus do, and the other way round.
+
+    A second choice begins with the first one's units.
+    """
     from selenium.webdriver.support.select import Select
 
     with browser() as driver:
@@ -154,6 +157,7 @@ def test_columns_of_any_name_are_chosen(port: int, tmp_path: Path) -> None:
         driver.find_element("id", "read-columns").send_keys(ENTER)
         assert wait_for_runs(driver, 2).startswith("240 requests")
         assert text_of(driver, "traffic-told").startswith("240 requests over 0.05975 s")
+        assert words.get_attribute("value") == "arrival=zeit:ms,output=aus,prompt=ein"
         assert complaints(driver) == []
 
 

@@ -582,7 +582,7 @@
   byId("plan-yaml").addEventListener("click", () => copy(planned.yaml, "The plan's scenario", besidePlan()));
   byId("plan-cli").addEventListener("click", () => copy(planned.command.map(quoted).join(" "), "The plan's command", besidePlan()));
   byId("plan-page").addEventListener("click", () => save(`${planned.called}-plan.html`, planned.page));
-  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
+  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot carry it.` : ""));
   const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
   byId("reset").addEventListener("click", () => { waiting = {}; byId("link-told").textContent = ""; turn({}); for (const note of document.querySelectorAll(".wrong")) note.textContent = ""; run(); });
   byId("no-log").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; title = start.name; head(); waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
@@ -599,8 +599,8 @@
   }
 
   const choices = [...document.querySelectorAll("#columns-row select")];
-  const pairs = () => new Map(byId("columns").value.split(",").filter((part) => part.trim()).map((part) => part.trim().split(/\s*=\s*/)));
-  const choose = () => { for (const select of choices) select.value = (pairs().get(select.dataset.field) ?? "").replace(/:(sec|seconds|s|ms|us|ns)$/, ""); };
+  const pairs = (text) => new Map(text.split(",").filter((part) => part.trim()).map((part) => part.trim().split(/\s*=\s*/)));
+  const choose = () => { const given = pairs(byId("columns").value); for (const select of choices) select.value = (given.get(select.dataset.field) ?? "").replace(/:(sec|seconds|s|ms|us|ns)$/, ""); };
 
   async function upload(chosenColumns) {
     const chosen = byId("trace").files[0];
@@ -637,7 +637,8 @@
     const choice = unused.length ? names : [];
     const more = unused.length > MOST_UNUSED ? ` and ${unused.length - MOST_UNUSED} more` : "";
     const left = unused.length ? ` Without effect: ${unused.slice(0, MOST_UNUSED).join(", ")}${more}${choice.length ? "; choose above what has an effect, and press Read it so" : ""}.` : "";
-    offer(choice, Object.entries(columns.used).map(([name, field]) => `${field}=${name}`).join(","));
+    const given = pairs(chosenColumns); // with their units, as ts:ms
+    offer(choice, Object.entries(columns.used).map(([name, field]) => `${field}=${given.get(field) ?? name}`).join(","));
     byId("trace-told").textContent = `Plays ${file}.${own}${left}${[...(failed ? [`${failed} requests are left out: they failed when recorded, or have no output tokens`] : []), ...notes].map((note) => ` ${note}.`).join("")}`;
     byId("link-told").textContent = "";
     build();
@@ -649,7 +650,7 @@
   byId("trace").addEventListener("change", () => upload(""));
   byId("columns").addEventListener("input", choose);
   for (const select of choices) select.addEventListener("change", () => {
-    const found = pairs();
+    const found = pairs(byId("columns").value);
     if (select.value) found.set(select.dataset.field, select.value);
     else found.delete(select.dataset.field);
     byId("columns").value = [...found].map((pair) => pair.join("=")).join(",");
