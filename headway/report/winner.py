@@ -5,7 +5,7 @@ from typing import Any
 
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
-from simulator.results.service_levels import ALL_SERVED, Judged, given_levels, short, three_digits
+from simulator.results.service_levels import Judged, given_levels, short, three_digits
 from simulator.results.steady_state import ASK, TREND, overload
 from simulator.util.errors import printable
 
@@ -153,10 +153,10 @@ def _excesses(summary: Summary) -> list[float]:
 
     None is where too many requests were lost.
     """
-    found = map(Judged.of, metric_value(summary, "slo") or ())
+    found = [*map(Judged.of, metric_value(summary, "slo") or ())]
     told = {one.slo.text: one.slo.violation(one.value) for one in found}
-    lost = told.get(ALL_SERVED, 0.0)
-    return [told[text] + lost for text in given_levels(told)]
+    lost = max((told[one.slo.text] for one in found if one.slo.metric == "completion"), default=0.0)
+    return [max(told[text], lost) for text in given_levels(told)]
 
 
 def winner_lines(

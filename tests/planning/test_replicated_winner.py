@@ -81,6 +81,11 @@ def test_the_nearest_of_replicated_runs_keeps_the_most_levels_too():
     for one in runs[0]:
         one["slo completion>=1"] = 0.99
     assert winner_lines(["a", "b", "c"], runs)[1].startswith("Nearest: b, 0 of 2 service levels")
+    for one in runs[0]:
+        one["slo p90_tpot_ms<=20"] = 10.0
+    for one in (one for same in runs for one in same):
+        one["slo completion>=0.995"] = one.pop("slo completion>=1")
+    assert winner_lines(["a", "b", "c"], runs)[1].startswith("Nearest: b, 1 of 3 service levels")
 
 
 @pytest.mark.parametrize("others", [1, 2])
