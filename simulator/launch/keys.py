@@ -170,7 +170,9 @@ def _take(launch: Launch, option: Option) -> None:
         key, _, name = row.effect.removeprefix("engine.").partition(".")
         if name:
             first = {"policy": POLICIES[row.engine]} if key == "scheduling_policy" else {}
-            launch.engine.setdefault(key, first)[name] = option.value
+            if not isinstance(launch.engine.setdefault(key, first), dict):
+                raise _UnsimulatedError("is a key of what is no mapping")
+            launch.engine[key][name] = option.value
         _set(launch, key, launch.engine[key] if name else option.value, option)
 
 
@@ -234,8 +236,9 @@ def _speculative(launch: Launch, option: Option) -> None:
     if not model and (method not in ("ngram", "mtp") or "method" not in given):
         raise _UnsimulatedError("model: is missing: methods ngram and mtp alone take none")
     least, most = (given.get(f"prompt_lookup_{end}") or 0 for end in ("min", "max"))
-    if 0 < most < least:
-        raise _UnsimulatedError(f"prompt_lookup_min={least} must be <= prompt_lookup_max={most}")
+    if not type(least) is type(most) is int or 0 < most < least:
+        what = f"prompt_lookup_min={least!r} must be <= prompt_lookup_max={most!r}"
+        raise _UnsimulatedError(f"{what}, both whole numbers")
     launch.pool["parts"] = given.get("draft_tensor_parallel_size") or 1
     rates = given.get("synthetic_acceptance_rates") or given.get("synthetic_acceptance_rate")
     usual = "typical" if method in TYPICAL else ACCEPTANCE
@@ -387,7 +390,7 @@ def _finish(launch: Launch, command: Command, nodes: int) -> None:
         _check_drafts(launch, **drafts)
     if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
         launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
-    if (copies := command.replicas // nodes) != 1:
+    if (copies := command.replicas // max(nodes, 1)) > 1:
         launch.told.append(f"1 of the manifest's {copies} replicas is simulated: cluster.replicas")
     variables = [name for name in command.environment if name.startswith(VARIABLES)]
     if unread := [name for name in variables if name not in LONGER.values()]:
@@ -405,8 +408,9 @@ def _tell_copies(launch: Launch) -> None:
     copies = given.get("num_redundant_experts") or launch.pool.get("ep_num_redundant_experts")
     if not isinstance(copies, int):
         return
-    each = copies / prod(launch.engine.get(f"{how}_parallel_size", 1) for how in ("tensor", "data"))
-    with suppress(ValueError):  # what is wrong with the model is said where it is loaded
+    gpus = (launch.engine.get(f"{how}_parallel_size", 1) for how in ("tensor", "data"))
+    with suppress(ValueError, ZeroDivisionError):  # what is wrong is said where it is checked
+        each = copies / prod(gpus)
         if size := copies_bytes(load_model(launch.model), each) / 2**30:
             what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
             launch.told.append(what)

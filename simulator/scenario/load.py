@@ -330,7 +330,7 @@ def _launch(
         source_map.override(key, f"--command {words}")
     if isinstance(raw.get("gpu"), dict):
         raw["gpu"].pop("count", None)
-    if copies := launch.pool.get("dp_size"):
+    if (copies := launch.pool.get("dp_size")) and isinstance(raw.get("cluster") or {}, dict):
         raw["cluster"] = (raw.get("cluster") or {}) | {"replicas": copies}
     cost = raw.get("cost")
     if isinstance(cost, dict) and cost.get("profile") in shipped_profiles():

@@ -100,8 +100,7 @@ class PlanConfig(Config):
         3, description="runs where one cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        96,
-        description="most runs, doubled up to this number",
+        96, description="most runs, doubled up to this number"
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="confidence of the interval that decides"
@@ -116,8 +115,7 @@ class PlanConfig(Config):
     max_duration: PositiveFinite = Field(2400.0, description="s in the longest run")
 
     window: PositiveFinite | None = Field(
-        None,
-        description="s of each stretch that must keep the bounds; null: the whole run",
+        None, description="s of each stretch that must keep the bounds; null: the whole run"
     )
 
     def _check(self) -> None:

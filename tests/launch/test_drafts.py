@@ -29,6 +29,10 @@ def launch(options="", version=None, **drafts):
             "prompt_lookup_min=4 must be <= prompt_lookup_max=2",
         ),
         (
+            {"method": "ngram", "prompt_lookup_min": "2", "prompt_lookup_max": 3},
+            "prompt_lookup_min='2' must be <= prompt_lookup_max=3, both whole numbers",
+        ),
+        (
             {"model": SMALL, "draft_tensor_parallel_size": 2},
             "parallel_size: 2 is not 1 or 4",
         ),

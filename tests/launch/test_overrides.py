@@ -90,6 +90,18 @@ def test_wrong_keys_over_a_config_are_named(asked, why):
         of_command(f"{SERVE} --hf-overrides '{asked}'")
 
 
+def test_a_key_of_what_is_no_mapping_is_refused():
+    command = "vllm serve meta-llama/Llama-3.1-8B-Instruct --hf-overrides [1] --rope-theta 5"
+    with pytest.raises(HeadwayError, match="--rope-theta 5: is a key of what is no mapping"):
+        read_launch(command, "0.10.0")
+
+
+def test_replicas_of_sglang_leave_a_wrong_cluster_to_its_check():
+    command = LaunchCommand("sglang serve --model-path llama-3.1-8b --dp 2")
+    with pytest.raises(HeadwayError, match="cluster: must be a mapping of keys"):
+        load_scenario({"gpu": "H100", "cluster": [1]}, [command])
+
+
 def test_sglang_lays_keys_over_a_config():
     command = "sglang serve --model-path Qwen/Qwen3-8B --json-model-override-args"
     scenario = of_command(f"{command} '{json.dumps(LONG)}'")

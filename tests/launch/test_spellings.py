@@ -184,8 +184,15 @@ def test_copies_of_experts_are_told_with_their_bytes(command: str) -> None:
     """4 x 58 layers x 44 MB."""
     what = "4 more experts on each GPU take 9.5 GiB, which is not counted"
     assert what in read_launch(command).told
+    none = read_launch(f"{command} --tensor-parallel-size 0").told  # refused where it is checked
+    assert what not in none
     dense = read_launch(command.replace("deepseek-v3", "llama-3-8b")).told
     assert not any("experts on each GPU" in line for line in dense)
+
+
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_nodes_of_a_command_are_no_replicas_of_a_manifest(nodes: int) -> None:
+    assert read_launch(f"vllm serve M --nnodes {nodes}").told == []
 
 
 def test_partial_prefills_are_refused_as_by_vllm() -> None:
