@@ -87,19 +87,22 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, vision=vision, unread=", ".join(unread), config=whole)
 
 
-def overlaid(model: ModelSpec, overrides: Mapping[str, Any] | None) -> ModelSpec:
+def overlaid(model: ModelSpec, keys: Mapping[str, Any] | None, state: str | None) -> ModelSpec:
     """Lay keys over a model's config.json, as vLLM's hf_overrides; ScenarioError if one is wrong.
 
-    What they do not change is left as the model's name has it.
+    What they do not change is left as the model's name has it. Of dtype `state` are its states,
+    where one is asked for (mamba_ssm_cache_dtype; "auto": none is).
     """
-    if not overrides:
+    if keys:
+        try:
+            files = (model.config, _laid_over(model.config, keys))
+            own, found = (vars(spec_of(model.name, file)) for file in files)
+        except ValueError as error:
+            raise ScenarioError("engine.hf_overrides", str(error).replace("\n", "; ")) from None
+        model = replace(model, **{key: one for key, one in found.items() if own[key] != one})
+    if state is None or state == "auto" or model.linear is None:
         return model
-    try:
-        files = (model.config, _laid_over(model.config, overrides))
-        own, found = (vars(spec_of(model.name, file)) for file in files)
-    except ValueError as error:
-        raise ScenarioError("engine.hf_overrides", str(error).replace("\n", "; ")) from None
-    return replace(model, **{key: value for key, value in found.items() if own[key] != value})
+    return replace(model, linear=model.linear._replace(state_dtype=state))
 
 
 def _laid_over(whole: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

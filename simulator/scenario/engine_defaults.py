@@ -259,9 +259,8 @@ def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -
         return engine
     keys: Defaults = {"max_num_batched_tokens": offline_tokens(found)} if offline else {}
     with suppress(ValueError):
-        own = EngineConfig.model_validate(
-            fill_in_defaults(raw | {"engine": keys | engine})["engine"]
-        )
+        filled = fill_in_defaults(raw | {"engine": keys | engine})["engine"]
+        own = EngineConfig.model_validate(filled)
         budget = estimate(model, found, engine_sizes(own, model))
         page, blocks = budget.block_size, budget.logged_blocks
         if size := pool.get("kv_cache_memory_bytes"):
@@ -340,7 +339,7 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     told = {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
     drafts = engine.speculative_config
     if drafts and drafts.acceptance == "typical":
-        spec = _find_model(model)
+        spec = _find_model(model, block)
         told["acceptance"] = published(drafts.method, spec.name if spec else "")
     missing = {k: v for k, v in not_simulated(engine, model).items() if k not in given}
     return told | ({"not_simulated": missing} if missing else {})
@@ -383,12 +382,12 @@ def policy_name_of(engine: Defaults) -> object:
     return policy.get("policy") if isinstance(policy, dict) else policy
 
 
-def _find_model(model: object, engine: Mapping[str, Any] | None = None) -> ModelSpec | None:
+def _find_model(model: object, engine: Mapping[str, Any]) -> ModelSpec | None:
     """Find the model; None where it cannot be found, which is told elsewhere."""
     like: object = model.get("like") if isinstance(model, dict) else model
     try:
         known = load_model(like if isinstance(like, str | Path) else "llama-3-8b")
-        return overlaid(known, engine and engine.get("hf_overrides"))
+        return overlaid(known, engine.get("hf_overrides"), engine.get("mamba_ssm_cache_dtype"))
     except Exception:  # the file may hold anything
         return None
 

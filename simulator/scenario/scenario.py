@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simulator.core.engine_config import AUTO, EngineConfig, GpuConfig, HostConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.models.config_json import overlaid
 from simulator.models.load import FineTune, load_model, shipped_name
 from simulator.models.spec import ModelSpec
@@ -197,10 +197,8 @@ class Scenario(Config):
     @property
     def loaded_model(self) -> ModelSpec:
         """That model with the engine's `hf_overrides`, and states in its dtype."""
-        model = overlaid(load_model(self.known_model, self.folder), self.engine.hf_overrides)
-        if (dtype := self.engine.mamba_ssm_cache_dtype) == AUTO or model.linear is None:
-            return model
-        return replace(model, linear=model.linear._replace(state_dtype=dtype))
+        model = load_model(self.known_model, self.folder)
+        return overlaid(model, self.engine.hf_overrides, self.engine.mamba_ssm_cache_dtype)
 
     @property
     def file(self) -> str:

@@ -6,8 +6,9 @@ import pytest
 
 from headway.report.vllm_serve import serve_command
 from simulator.launch.keys import LaunchCommand, read_launch
+from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.kv_room import engine_sizes
+from simulator.scenario.kv_room import engine_sizes, memory_budget
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 
@@ -121,3 +122,13 @@ def test_states_are_in_the_dtype_asked_for(dtype, width):
     name = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
     model = of_command(f"vllm serve {name} --mamba-ssm-cache-dtype {dtype}").loaded_model
     assert model.linear.state_bytes(2) == 3 * 6144 * 2 + 64 * 64 * 128 * width
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_of_a_cache_are_counted_in_blocks_of_the_states_asked_for(dtype):
+    name = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+    options = f"--kv-cache-memory-bytes 20G --mamba-ssm-cache-dtype {dtype}"
+    own = of_command(f"vllm serve {name} {options}")
+    layout = memory_budget(own.engine, own.loaded_model, find_gpu("H100")).layout
+    blocks = own.engine.num_gpu_blocks_override
+    assert 0 <= 20 * GIB - blocks * layout.block_bytes < layout.block_bytes
