@@ -12,7 +12,7 @@ from simulator.util.config import Config
 from simulator.util.errors import ScenarioError
 from simulator.util.files import read_table, resolve, why_not_regular
 
-MODELS = Path(__file__).parent / "configs"
+MODELS, HUB = Path(__file__).parent / "configs", "hub_names.csv"
 
 PRECISION, RELEASE = (re.compile(TABLE[key]) for key in ("precision", "release"))
 """Words of a model's name: how its weights are quantized; and its tuning by its maker, month and
@@ -38,18 +38,13 @@ def shipped_models() -> list[str]:
 @cache
 def _hub_names() -> dict[str, str]:
     """Return the shipped model of each listed name of the hub, in lower case."""
-    return {row["hub"].lower(): row["model"] for row in _hub_rows()}
-
-
-@cache
-def _hub_rows() -> list[dict[str, str]]:
-    return read_table(__file__, "hub_names.csv")
+    return {row["hub"].lower(): row["model"] for row in read_table(__file__, HUB)}
 
 
 @cache
 def _under(name: str, model: ModelSpec) -> ModelSpec:
     """Return a model as a name of the hub has it: with its own longest requests."""
-    rows = (row for row in _hub_rows() if _plain(row["hub"]) == _plain(name))
+    rows = (row for row in read_table(__file__, HUB) if _plain(row["hub"]) == _plain(name))
     most = int(next(rows, {}).get("max_position_embeddings") or model.max_position_embeddings)
     config = {**model.config, "max_position_embeddings": most}
     return replace(model, max_position_embeddings=most, config=config)

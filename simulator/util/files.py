@@ -8,6 +8,7 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -250,6 +251,10 @@ def resolve(path: str | Path, folder: Path) -> Path:
     return beside
 
 
+@cache
 def read_table(module: str, name: str) -> list[dict[str, str]]:
-    """Read a table (CSV with names of columns) in the folder of a module, its `__file__`."""
+    """Read a table (CSV with names of columns) in the folder of a module, its `__file__`.
+
+    It is read once: all that ask have the same rows, and change none.
+    """
     return [*csv.DictReader(Path(module).with_name(name).read_text("utf-8").splitlines())]
