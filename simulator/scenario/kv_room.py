@@ -52,7 +52,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     return EngineSizes(
         **keys,
         fraction_of=ENGINES[engine.name].fraction_of,
-        positions=longest_of(engine.model_copy(update={"max_model_len": None}), model),
+        positions=model.longest(release_of(engine), engine.name != VLLM),
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
         draft=_draft_model(engine),
         adapters=sum(one.slot_bytes(engine, model) for one in features_of(engine)),
