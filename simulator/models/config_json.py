@@ -45,8 +45,7 @@ for names, keys in TABLE["families"].items():
     for name in names.split():
         FAMILIES[name] = FAMILIES.get(name, {}) | keys
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
-where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
-known ones whose architecture is another."""
+where their files have none (some of these no file has)."""
 
 SINCE: dict[str, str] = TABLE["since"]
 """The first release of vLLM that has a family, of those since 0.10."""

@@ -221,9 +221,9 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
         for kind in (model.cached_layers if own else [FULL])
     )
     once = sizes.release >= ONCE_SINCE and model.family.startswith("qwen3")
-    longer = model.vision is not None and model.vision.has_sections and not once
+    sections = model.vision is not None and model.vision.has_sections and not once
     width = bytes_of("float32") if model.expert_bias else HALF  # gpt-oss
-    return width * (SECTIONS if longer else 1) * model.max_position_embeddings * numbers
+    return width * (SECTIONS if sections else 1) * model.max_position_embeddings * numbers
 
 
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:

@@ -46,7 +46,7 @@ DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "bitsandbytes")
 
 
 WHOLE = ("fp8", "fbgemm_fp8")
-"""Methods whose ignored names vLLM compares whole (is_layer_skipped, 0.6 to 0.33)."""
+"""Methods whose ignored names vLLM 0.32 compares whole (is_layer_skipped)."""
 
 
 class Rule(NamedTuple):
