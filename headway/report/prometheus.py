@@ -4,7 +4,6 @@ Names, labels and buckets are those of vllm/v1/metrics/loggers.py. Each sample h
 file can be put into Prometheus: `promtool tsdb create-blocks-from openmetrics`.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -19,7 +18,7 @@ from simulator.results.request_table import Flags, Floats, Ints, RequestTable
 from simulator.results.time_series import Leaps, queue_levels
 from simulator.results.token_times import token_times
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_atomic
+from simulator.util.files import read_table, write_atomic
 
 
 class Family(NamedTuple):
@@ -34,8 +33,7 @@ class Family(NamedTuple):
     buckets: str  # of a histogram; tokens: as many as `histogram_kinds` finds
 
 
-ROWS = Path(__file__).with_name("vllm_metrics.csv").read_text("utf-8").splitlines()
-FAMILIES = [Family(**row) for row in csv.DictReader(ROWS)]
+FAMILIES = [Family(**row) for row in read_table(__file__, "vllm_metrics.csv")]
 SCALARS = [one for one in FAMILIES if one.kind != "histogram"]
 FINISHED = {"stop": "stop", "length": "length", "abort": "unfinished"}
 """What vLLM calls a request's end, and how it is logged here."""
