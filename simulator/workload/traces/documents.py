@@ -199,14 +199,14 @@ def is_json_lines(path: Path) -> bool:
 
 
 def items(
-    text: str, steps: Sequence[str | int], problems: Problems, begin: int = 0
+    text: str, steps: Sequence[str | int], problems: Problems, line: int = 1, begin: int = 0
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of the list at the end of `steps`: keys of objects, places in lists.
 
-    The text must be good JSON from `begin` on; nothing is yielded if there is no such list.
+    The text must be good JSON from `begin` on, which is on line `line`; nothing is yielded if
+    there is no such list.
     """
-    at = _find(text, steps, skip_blanks(text, begin))
-    line, seen = 1, 0
+    at, seen = _find(text, steps, skip_blanks(text, begin)), begin
     if at is None or text[at] != "[":
         return
     for _, start, value in _members(text, at):

@@ -89,12 +89,14 @@ def json_objects(
         yield from ((row.line, row.values) for row in rows(path, problems))
         return
     text = read_text(path)
+    line, seen = 1, 0
     for at, value in json_values(path, text):
+        line, seen = line + text.count("\n", seen, at), at
         steps = inside(value) if isinstance(value, dict) else ()
         if steps is None:
-            yield text.count("\n", 0, at) + 1, value
+            yield line, value
         else:
-            yield from items(text, steps, problems, at)
+            yield from items(text, steps, problems, line, at)
 
 
 class HashBlocks:
