@@ -295,10 +295,9 @@ def _other_errors(
     found: Mapping[str, Any],
 ) -> list[FieldError]:
     """Say what else is wrong once a 1 stands for each that is missing or no number."""
-    wrong = {name: (field, values.get(name)) for name, field in known.items() if name not in found}
     rest = {
-        name: given if isinstance(given, int | float) else 1
-        for name, (field, given) in wrong.items()
+        name: given if isinstance(given := values.get(name), int | float) else 1
+        for name, field in known.items()
         if field.default is dataclasses.MISSING
         or (field.default is None and _is_number(field.kind))
     }
