@@ -102,8 +102,7 @@ def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
 
 def _all_spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
-    pages = json_objects(path, problems, lambda one: ("data",) if _is_page(one) else None)
-    for line, value in pages:
+    for line, value in json_objects(path, problems, _spans_of_page):
         if not isinstance(value.get("resourceSpans"), list):
             yield line, _flat_span(value)
             continue
@@ -137,9 +136,9 @@ def _unwrapped(value: Mapping[str, Any]) -> object:
     return next(iter(value.values()), None)
 
 
-def _is_page(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a page of Langfuse's."""
-    return isinstance(value.get("data"), list)
+def _spans_of_page(value: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the key of the spans in a page of Langfuse's; None: it is none."""
+    return ("data",) if isinstance(value.get("data"), list) else None
 
 
 def is_span(head: Head) -> bool:
