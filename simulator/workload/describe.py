@@ -192,10 +192,9 @@ def _clients(workload: Workload) -> Iterator[str]:
         name = printable(client)
         name = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
         share = f"{len(members):>12,}{len(members) / len(workload):>8.1%}"
-        means = (
-            tokens[members].mean() for tokens in (workload.prompt_tokens, workload.output_tokens)
-        )
-        yield f"{name:<{NAME_WIDTH + 1}}{share}{next(means):>12,.0f}{next(means):>10,.0f}"
+        prompt = workload.prompt_tokens[members].mean()
+        output = workload.output_tokens[members].mean()
+        yield f"{name:<{NAME_WIDTH + 1}}{share}{prompt:>12,.0f}{output:>10,.0f}"
 
 
 def _burstiness(spread: float | None) -> str:
