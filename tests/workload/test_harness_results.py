@@ -52,6 +52,10 @@ def test_guidellm_requests_that_were_cancelled(put):
     bad = {"benchmarks": [{"requests": {"successful": [one, one | {"prompt_tokens": "x"}]}}]}
     with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a whole number"):
         read_trace(put(json.dumps(bad, indent=1)))
+    whole = json.dumps({"benchmarks": [{"requests": later}]})
+    for text in (f"{whole}\n{whole}", '{"benchmarks": [3]}'):
+        with pytest.raises(HeadwayError, match=":1: benchmarks: missing, or not a list of one"):
+            read_trace(put(text), format="guidellm")
 
 
 def test_aiperf():

@@ -12,7 +12,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload.traces import FORMATS, read_trace
 from simulator.workload.traces.fields import NO_DATE
 from simulator.workload.traces.format import Problems
-from simulator.workload.traces.json_lines import HashBlocks, Row
+from simulator.workload.traces.json_lines import HashBlocks, Row, json_objects
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -237,11 +237,24 @@ def test_unknown_missing_and_empty(put, tmp_path):
         "1: format: 'a,b' begins no known format. Known are: azure, burstgpt, "
     )
     assert complaints(put(""))[0] == "1: line: the file is empty"
+    for form in ("guidellm", "vllm_bench", "weka", "otel"):
+        assert complaints(put(" \n"), format=form) == ["1: line: the file is empty"]
     assert complaints(put(AZURE.split("\r\n", maxsplit=1)[0])) == [" no requests in it"]
     assert complaints(tmp_path / "nothing") == [" no such file"]
     assert complaints(tmp_path) == [" cannot be read: Is a directory"]
     assert complaints(put(AZURE), "burstgpt")[0].startswith("1: Timestamp: missing column")
     assert complaints(put(AZURE), "bogus")[0].startswith("format: 'bogus' is not known")
+
+
+def test_lines_are_counted_of_objects_that_span_some(put):
+    """One after the other, in a page, in a list, and after blank lines."""
+    text = '\n{"data": [\n{"a": 0},\n3]}\n{"c":\n1} {"d": 2}\n[{"e": 3},\n{"f": 4}]\n'
+    path = put(text)
+    problems = Problems(path)
+    found = json_objects(path, problems, lambda one: ("data",) if "data" in one else None)
+    lines = [(line, *one) for line, one in found]
+    assert lines == [(3, "a"), (5, "c"), (6, "d"), (7, "e"), (8, "f")]
+    assert problems.messages == [f"{path}:4: line: not a JSON object"]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def read_text(path: Path) -> str:
 def json_values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """Yield where each JSON value of a text begins, and it; HeadwayError names a damaged line."""
     at = skip_blanks(text, 0)
+    if at == len(text):
+        raise HeadwayError(f"{path}:1: line: the file is empty")
     while at < len(text):
         try:
             value, end = parse_value(text, at)
@@ -194,7 +196,7 @@ def is_json_lines(path: Path) -> bool:
     found = lines(path)
     try:
         return isinstance(parse_json(next(found)[1]), dict) and next(found, None) is not None
-    except ValueError:
+    except (ValueError, StopIteration):  # not JSON, or empty
         return False
 
 

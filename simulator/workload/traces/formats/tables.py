@@ -72,10 +72,10 @@ def sglang(path: Path, problems: Problems) -> Iterator[Found]:
 def guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
     """Yield the requests of a benchmark, or of all in the file, one after the other."""
     text = read_text(path)
-    whole = [value for _, value in json_values(path, text)][:1]
-    benchmarks = whole[0].get("benchmarks") if isinstance(whole[0], dict) else None
-    if not isinstance(benchmarks, list):
-        raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list")
+    whole = [value for _, value in json_values(path, text)]
+    benchmarks = whole[0].get("benchmarks") if [*map(type, whole)] == [dict] else None
+    if not isinstance(benchmarks, list) or {*map(type, benchmarks)} - {dict}:
+        raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list of one file's objects")
     chosen = list(range(len(benchmarks)))
     if result is not None:
         chosen = _choose(path, chosen, result)
