@@ -120,7 +120,7 @@ class ApiServer:
         refuse({"full": self.open >= MOST_REQUESTS}, most=MOST_REQUESTS)
         self.engine.clock.advance()
         refuse({"down": not self.engine.is_open()})
-        if (failure := self.failures.draw()) is not None:  # whatever is asked for
+        if self.failures.rates and (failure := self.failures.draw()):  # whatever is asked for
             raise BadRequestError.of(failure)
         came = request["came"]
         wanted = self.reader.read(await self.body(request, kind))
