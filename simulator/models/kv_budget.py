@@ -29,7 +29,7 @@ from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
 from simulator.models.kv_layout import KvLayout, exports_states, kv_layout, model_groups
-from simulator.models.loaded import Loaded, loaded, stage_share
+from simulator.models.loaded import Loaded, loaded, stage_bytes
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import ScenarioError
@@ -368,8 +368,8 @@ def _stage_budget(
     """
     model, last = whole.model, at + 1 == len(layers)
     share = layers[at] / sum(layers)
-    own = stage_share(model, whole.gpu, whole.sizes, range(sum(layers[:at]), sum(layers[: at + 1])))
-    weights = parts.layers * own + parts.rest + parts.tower + parts.drafts * last
+    own = stage_bytes(model, whole.gpu, whole.sizes, sum(layers[:at]), layers[at]) / parts.layers
+    weights = (parts.layers + parts.unpacked) * own + parts.rest + parts.tower + parts.drafts * last
     weights += parts.embedding * (at == 0 or model.embeds_on_each)
     head = parts.head or parts.embedding * (not model.embeds_on_each)
     weights += head * (last or model.head_on_each)

@@ -6,7 +6,7 @@ attention is unpacked in 16 bits.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -51,6 +51,7 @@ class Loaded(NamedTuple):
     """Bytes on each GPU; `layers` and `rest` are the language model's."""
 
     layers: float  # that pipeline stages share out
+    unpacked: float  # of latent attention, beside them
     embedding: float
     head: float  # 0: the embedding is it
     rest: float  # angles, the last norm, other tables
@@ -71,9 +72,10 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
         why = f"vLLM runs {what} from compute capability {least} on; {gpu.name} has"
         raise ScenarioError("gpu", f"{why} {gpu.compute_capability}")
     layers = _modules_bytes(model, gpu, sizes, model.modules)
+    unpacked = 0.0
     if (own := model.latent) is not None:  # vLLM's W_UK_T and W_UV, and SGLang's
-        unpacked = model.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)
-        layers += HALF * model.num_hidden_layers * own.kv_lora_rank * unpacked / gpus
+        each = model.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)
+        unpacked = HALF * model.num_hidden_layers * own.kv_lora_rank * each / gpus
     outer = {
         one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
     }
@@ -82,7 +84,7 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     tower, vision = 0.0, model.vision
     if vision is not None and sizes.takes_images:
         tower = _tower(model, vision, sizes) / (1 if vision.is_whole else gpus)
-    return Loaded(layers, embedding, head, rest, tower, _drafting(model, gpu, sizes))
+    return Loaded(layers, unpacked, embedding, head, rest, tower, _drafting(model, gpu, sizes))
 
 
 def _tower(model: ModelSpec, vision: VisionEncoder, sizes: EngineSizes) -> float:
@@ -134,11 +136,10 @@ def _modules_bytes(
     return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
 
 
-def stage_share(model: ModelSpec, gpu: Gpu, sizes: EngineSizes, layers: Collection[int]) -> float:
-    """Return which share of all layers' bytes some layers have."""
-    own = [one for one in model.modules if int(one.name.split(".")[1]) in layers]
-    some, whole = (_modules_bytes(model, gpu, sizes, each) for each in (own, model.modules))
-    return some / whole
+def stage_bytes(model: ModelSpec, gpu: Gpu, sizes: EngineSizes, first: int, count: int) -> float:
+    """Bytes of `layers` that so many of them have on each GPU, from the first of them on."""
+    own = [one for one in model.modules if 0 <= int(one.name.split(".")[1]) - first < count]
+    return _modules_bytes(model, gpu, sizes, own)
 
 
 def copies_bytes(model: ModelSpec, copies: float) -> float:

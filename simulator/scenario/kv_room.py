@@ -77,13 +77,13 @@ def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftCon
     if method in (None, "ngram"):
         return None
     if method == "draft_model" and sizes.draft is None:
-        raise ScenarioError(
-            "engine.speculative_config.draft", "name a known `model`, or give {fraction: 0.1}"
-        )
+        what = "name a known `model`, or give {fraction: 0.1}"
+        raise ScenarioError("engine.speculative_config.draft", what)
     parts = loaded(model, gpu, sizes)
     head = parts.head or parts.embedding
     own = parts.drafts + head * (method in ("eagle", "mtp"))
-    return DraftConfig(fraction=min(own / (parts.layers + head + parts.rest), 1.0))
+    whole = parts.layers + parts.unpacked + head + parts.rest
+    return DraftConfig(fraction=min(own / whole, 1.0))
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
