@@ -24,8 +24,10 @@ import venv
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 from measure import Usage, headway_run, measure
@@ -68,10 +70,17 @@ DYNOSIM = {
 REPLAY = """
 import json, sys
 from dynamo.replay.api import run_trace_replay
-found = run_trace_replay([sys.argv[2]], extra_engine_args=json.loads(sys.argv[1]))
+options = json.loads(sys.argv[1])
+if "engine" not in options:
+    from dynamo.mocker import MockEngineArgs
+    options = MockEngineArgs.from_json(sys.argv[1])
+found = run_trace_replay([sys.argv[2]], extra_engine_args=options)
 open(sys.argv[3], "w").write(json.dumps(found.summary))
 """
-"""From 1.5 on the command is AISimulate's, which fetches its wheel from an index of NVIDIA's."""
+"""From 1.5 on the command is AISimulate's, which fetches its wheel from an index of NVIDIA's.
+
+1.5 takes its engine's options as an object, 1.6 as a mapping.
+"""
 
 
 def dynosim(bin: Path, trace: Path, folder: Path) -> list[str]:
@@ -81,10 +90,9 @@ def dynosim(bin: Path, trace: Path, folder: Path) -> list[str]:
     return [f"{bin}/python", "-m", "dynamo.replay", *words, str(trace)]
 
 
-def dynosim_core(bin: Path, trace: Path, folder: Path) -> list[str]:
+def dynosim_core(engine: dict[str, Any], bin: Path, trace: Path, folder: Path) -> list[str]:
     """Replay a trace in the core of a newer DynoSim, without its command."""
-    engine = json.dumps({"engine": {"backend": "vllm", **DYNOSIM}})
-    return [f"{bin}/python", "-c", REPLAY, engine, str(trace), f"{folder}/report.json"]
+    return [f"{bin}/python", "-c", REPLAY, json.dumps(engine), str(trace), f"{folder}/report.json"]
 
 
 def aisimulate(timing: str, bin: Path, trace: Path, folder: Path) -> list[str]:
@@ -118,12 +126,17 @@ def aisimulate(timing: str, bin: Path, trace: Path, folder: Path) -> list[str]:
 
 
 AISIMULATE = "aisimulate==0.13.0.dev202610270000000085"
-NEWER = "--no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1 typing-extensions"
+NEWER = "--no-deps ai-dynamo=={0} ai-dynamo-runtime=={0} typing-extensions"
 PEERS = {
     "DynoSim, polynomial": Peer("ai-dynamo==1.4.2", dynosim),
-    "DynoSim 1.6.1, polynomial": Peer(NEWER, dynosim_core),
-    "AISimulate, polynomial": Peer(AISIMULATE, lambda *where: aisimulate("polynomial", *where)),
-    "AISimulate, measured kernels": Peer(AISIMULATE, lambda *where: aisimulate("default", *where)),
+    "DynoSim 1.5.1, polynomial": Peer(
+        NEWER.format("1.5.1"), partial(dynosim_core, {"engine_type": "vllm", **DYNOSIM})
+    ),
+    "DynoSim 1.6.1, polynomial": Peer(
+        NEWER.format("1.6.1"), partial(dynosim_core, {"engine": {"backend": "vllm", **DYNOSIM}})
+    ),
+    "AISimulate, polynomial": Peer(AISIMULATE, partial(aisimulate, "polynomial")),
+    "AISimulate, measured kernels": Peer(AISIMULATE, partial(aisimulate, "default")),
 }
 
 
