@@ -35,7 +35,6 @@ def between(least: float, most: float = inf) -> Parameter:
     return Parameter(validator=check)
 
 
-ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
 ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
@@ -73,7 +72,7 @@ class Reading:
 
     columns: Annotated[
         str | None,
-        silent("which column has what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
+        silent("names of the columns, as arrival=start_ms,prompt=prompt_tokens,output=.."),
     ] = None
     chars_per_token: CharsPerToken = None
     encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (
@@ -152,7 +151,7 @@ class RunOptions:
     json_: Json = False
     replications: Annotated[
         int | None,
-        silent("number of runs; each draws arrivals, lengths and cost errors anew"),
+        silent("number of runs, 2 or more; each draws arrivals, lengths and cost errors anew"),
     ] = None
     warmup: Annotated[float, silent("s after the first request to leave out"), between(0)] = 0.0
     cooldown: Annotated[float, silent("s before the last request to leave out"), between(0)] = 0.0

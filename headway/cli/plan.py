@@ -13,7 +13,7 @@ from headway.cli.options import (
     DEPLOYMENT,
     Json,
     Quiet,
-    ScenarioFile,
+    ScenarioOrName,
     Settings,
     Vary,
     Workers,
@@ -26,7 +26,7 @@ from simulator.util.errors import HeadwayError
 
 
 def plan(  # more than 80 lines: 50 are its options
-    scenario: ScenarioFile,
+    scenario: ScenarioOrName,
     /,
     *,
     slo: Annotated[

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from headway.cli.options import DEFAULT_SETTINGS, Json, ScenarioFile, Settings, print_json
+from headway.cli.options import DEFAULT_SETTINGS, Json, ScenarioOrName, Settings, print_json
 
 LONG = 0.3  # share of a step: a longer tail is told
 
 
 def rollouts(
-    scenario: ScenarioFile, /, *, settings: Settings = DEFAULT_SETTINGS, json_: Json = False
+    scenario: ScenarioOrName, /, *, settings: Settings = DEFAULT_SETTINGS, json_: Json = False
 ) -> int:
     """Simulate steps of rollouts: groups of samples, of which the slowest ends the step."""
     from headway.planning.rollouts import rollouts as steps_of

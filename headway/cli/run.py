@@ -147,10 +147,7 @@ class Workers:
 
     jobs: Annotated[
         int | None,
-        silent(
-            "run a cluster's replicas on this many workers; only for routers that look at no "
-            "replica, or pods"
-        ),
+        silent("workers for replicas in pods, or behind a router that ignores their state"),
     ] = None
     backend: Annotated[
         Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")

@@ -10,7 +10,7 @@ from headway.cli.options import (
     DEFAULT_SETTINGS,
     Json,
     Quiet,
-    ScenarioFile,
+    ScenarioOrName,
     Settings,
     Slo,
     Vary,
@@ -24,7 +24,7 @@ from headway.cli.progress import runs_progress
 
 
 def sweep(
-    scenario: ScenarioFile,
+    scenario: ScenarioOrName,
     /,
     *,
     vary: Vary = None,

@@ -6,6 +6,7 @@ several runs side by side.
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import ceil
 from textwrap import wrap
 
 from headway.report.metric_rows import (
@@ -440,7 +441,8 @@ def campaign() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for row in read_table(__file__, "accuracy.csv"):
         if row["kind"] == "run" and row["p90"]:
-            error = f"{100 * float(row['p90']):.0f} % in {row['metric']} ({row['runs']} runs)"
+            percent = ceil(round(100 * float(row["p90"]), 2))
+            error = f"{percent} % in {row['metric']} ({row['runs']} runs)"
             found.setdefault(row["name"], []).append(error)
     return {kind: ", ".join(errors) for kind, errors in found.items()}
 

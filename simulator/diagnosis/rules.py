@@ -385,9 +385,9 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
     weighed = ", by weight" if (clients.weights != 1).any() else ""
     return Finding(
         found.share,
-        f"Clients are served unequally: while {worst} waits, {best} gets more than its fair share "
-        f"in {found.share:.0%} of the time: {three_digits(found.best_service)} tokens, and {worst} "
-        f"{three_digits(found.service)} (an answer token counts twice{weighed}).",
+        f"Clients are served unequally: in {found.share:.0%} of the time that {worst} waits, "
+        f"{best} gets more than its fair share: {three_digits(found.best_service)} tokens, while "
+        f"{worst} gets {three_digits(found.service)} (an answer token counts twice{weighed}).",
         "service_difference_max",
         better,
         {

@@ -1,6 +1,7 @@
 """The band of whole runs that stands beside that of steps."""
 
 import csv
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
             errors, _, count = runs.rstrip(")").rpartition("/")
             ninth = float(errors.split(", ")[1].split(" ")[0])
             said = f" % in {metric} ({count} runs)"
-            assert any(f"{ninth + half:.0f}{said}" in told for half in (0, 0.04))
+            assert any(f"{ceil(ninth + half)}{said}" in told for half in (0, 0.05))
     assert told.rpartition("tuned on: ")[2].removesuffix(" %") in page.partition(blind)[2]
 
 
@@ -44,7 +45,7 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
     lacks = "kernels of llama-3-8b on MI300X"
     for profile in ("roofline", "llama-3-8b.a100.bf16 scaled to A100-80GB-PCIe"):
         said = band(profile, 100.0, lacks)
-        assert "(by data sheet) are off by less than 12 % in E2E (27 runs), 15 % in TPOT" in said
+        assert "(by data sheet) are off by less than 12 % in E2E (27 runs), 16 % in TPOT" in said
         assert said.endswith("; by more on a GPU without any measured kernels")
     assert "| run: by data sheet | 2.7, 11.9 (27) | 4.0, 15.0 (155) |" in PAGE.read_text()
     assert not band("linear", 100.0)
