@@ -15,7 +15,7 @@ import yaml
 from simulator.cluster.routers import ROUTERS
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.policy_table import POLICIES, signature
 from simulator.scenario.validate import block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
@@ -226,7 +226,7 @@ def _arguments(cls: type, without: Collection[str] = ()) -> str:
     """List the arguments of a constructor, with their defaults in brackets."""
     defaults = {
         name: "the scenario's" if one.default is inspect.Parameter.empty else _yaml(one.default)
-        for name, one in inspect.signature(cls).parameters.items()
+        for name, one in signature(cls).parameters.items()
         if name not in without
     }
     return "".join(f", `{key}` ({text})" for key, text in defaults.items())

@@ -22,6 +22,7 @@ from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
 from simulator.schedulers.limits import Limits
+from simulator.schedulers.sglang.options import SglangOptions
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.scheduler import SgLang
@@ -79,7 +80,8 @@ class SglangRecorder(Recorder):
         size = blocks.block_size
         evictable = blocks.evictable if isinstance(blocks, RadixCache) else 0
         on_host = 0 if host is None else host.host_free * size
-        return (blocks.free - evictable) * size, evictable * size, self.scheduler.ratio, on_host
+        free, ratio = blocks.free - evictable, self.scheduler.ratio.value
+        return free * size, evictable * size, ratio, on_host
 
     def add_step(self, step: Step) -> _Row:  # type: ignore[override]
         """Take in what has just been chosen."""
@@ -276,12 +278,12 @@ class RecordedSgLang(SgLang):
 
     def _decode_all(self, step: Step) -> None:
         computed, width = self.decodes.computed, self.verifies if not step.prefills else 1
-        self.decoded = [(r.id, width, computed(r)) for r in self.running_batch()]
+        self.decoded = [(r.id, width, computed(r)) for r in self.batch.members_in_order()]
         super()._decode_all(step)
 
-    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None:
+    def lock_hits(self, request: Request, hits: Sequence[int]) -> None:
         self.recorder.admitted.append(request)
-        super().lock_hits(request, hits, loads)
+        super().lock_hits(request, hits)
 
     def send_away(self, request: Request, left: int) -> None:
         self.recorder.sent_away.append(request)
@@ -428,9 +430,8 @@ class SglangReplay(Replay):
         made: RecordedSgLang = kind(
             self._make_blocks(),
             limits,
-            order=config.schedule_policy,
+            SglangOptions(order=config.schedule_policy, **options),
             policy=policy,
-            **options,
         )
         if config.drafts is not None:
             made.verifies = config.drafts.verified

@@ -75,7 +75,8 @@ class Ordering:
 
     def __init__(self, policy: Any) -> None:
         view = EngineView(DecodeSet(1))
-        self._order, self._books = make_queue(policy, view, type(policy).__name__)
+        queue = make_queue(policy, view)
+        self._order, self._books = queue.order, queue.books
         self._settle = getattr(self._order, "settle", None)
         self._refresh = getattr(self._order, "refresh", None)
         self._needs_hint = bool(getattr(policy, "needs_hint", False))

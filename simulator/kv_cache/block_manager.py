@@ -150,6 +150,13 @@ class BlockCounter:
         self.free -= -(-tokens // size) - -(-request.computed // size)
         request.computed = tokens
 
+    def take(self, count: int) -> None:
+        """Take free blocks, which have no names here; a cache loses those of its own among them."""
+        self.free -= count
+
+    def make_room(self, count: int) -> None:
+        """Evict until so many blocks are nobody's, or nothing can be evicted, as here."""
+
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take what `ticks` ticks need, beginning `skip` ticks from now."""
         if ticks == 1:

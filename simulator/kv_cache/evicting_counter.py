@@ -8,10 +8,6 @@ from simulator.kv_cache.block_manager import BlockCounter
 class EvictingCounter(BlockCounter):
     """Free blocks as a number, of which some are cached: whoever takes them may have to evict."""
 
-    def take(self, count: int) -> None:
-        """Take free blocks; the cache loses those of its own among them."""
-        raise NotImplementedError
-
     def extend(self, request: Request, tokens: int) -> None:
         size = self.block_size
         self.take(-(-tokens // size) - -(-request.computed // size))
@@ -45,7 +41,3 @@ class TreeCounter(EvictingCounter):
             self.make_room(count)
         self.free -= count
         self._pool -= count
-
-    def make_room(self, count: int) -> None:
-        """Evict until so many blocks are nobody's, or nothing can be evicted."""
-        raise NotImplementedError

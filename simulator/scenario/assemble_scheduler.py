@@ -86,13 +86,15 @@ def _make(
         told = policy_name(policy_class) if sglang else name
         raise ScenarioError("engine.kv_offloading_size", f"{told} has no host tier")
     check_arguments(policy_class, arguments, taken={*(LIMIT_KEYS & traits.obeys), *parts})
+    if scheduler_class.options_type is not None:
+        arguments = {"options": scheduler_class.options_type(**arguments)}
     blocks = make_blocks(
         spec,
         caching=caching,
         shares=shares_prefixes or spec.retries,
         named=named,
         tree=engine.prefix_cache == "radix" or (scheduler_class.traits.prefix_tree and not named),
-        counts=sglang and policy_class.serves_unshared(**arguments),  # type: ignore[attr-defined]
+        counts=sglang and arguments["options"].serves_unshared,
     )
     if is_own(policy_class) and check_only:
         return None

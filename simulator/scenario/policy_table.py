@@ -84,8 +84,8 @@ LIMIT_KEYS = ALL_LIMITS & {*EngineConfig.model_fields}
 
 @lru_cache
 def signature(cls: type) -> inspect.Signature:
-    """Read a constructor's arguments; once, though each replica of a fleet asks for them."""
-    return inspect.signature(cls)
+    """Read a policy's arguments; once, though each replica of a fleet asks for them."""
+    return inspect.signature(getattr(cls, "options_type", None) or cls)
 
 
 def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any], Found | None]:

@@ -29,6 +29,8 @@ class SchedulerBase:
     """
 
     traits: ClassVar[Traits] = Traits()
+    options_type: ClassVar[type | None] = None
+    """A dataclass of its arguments, `options`, where they are many; None: they are keywords."""
     running_type: ClassVar[type[RunningRequests]] = RunningRequests
     """What the running list is made of."""
     refuses_long: ClassVar[bool] = False

@@ -21,7 +21,7 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, WHEEL, KEYS, REACH = 34_749, 63_184, 250, 196
+LINES, WHEEL, KEYS, REACH = 34_737, 63_161, 250, 196
 """Code lines of `simulator/` and of the wheel, keys of a scenario, files that name a feature."""
 GRANTS = {
     "keys laid over a config.json, and states in a dtype asked for": (37, 35, 2, 0),
@@ -56,11 +56,11 @@ FEATURES = {
 }
 """How files name a feature, in code or prose; its folder in `simulator/features` does not count."""
 REFUSED = {
-    "calls with more than five positional arguments": 70,
+    "calls with more than five positional arguments": 67,
     "functions with more than five positional arguments": 13,
     "tuple literals unpacked where they are written": 108,
     "public functions that return a bare tuple of three or more": 26,
-    "files of more than 500 lines": 1,
+    "files of more than 500 lines": 0,
 }
 """Forms that nobody should add to, in all packages: how many there are."""
 LONG_FUNCTION = 80  # lines

@@ -1,7 +1,6 @@
 """A number that is none: one line names its key, what was seen, and its unit or meaning."""
 
 from collections.abc import Iterator, Mapping
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from simulator.costs.profile import FORMS, RESERVED_FIELDS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
-from simulator.scenario.policy_table import POLICIES
+from simulator.scenario.policy_table import POLICIES, signature
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import NUMERIC, FieldInfo, keys_of
 from simulator.workload.adapters import Adapters

@@ -20,14 +20,14 @@ def test_sglang_expects_seven_tenths_of_what_may_still_come() -> None:
     tokens 34 times 0.698 are set aside, and 31 < 52.3.
     """
     scheduler = made(SgLang, counter(100, 1), max_new_tokens=20, max_model_len=100)
-    assert scheduler.ratio == 0.7
+    assert scheduler.ratio.value == 0.7
     seen, _ = run(scheduler, (0, 10, 3), *[(0, 10, 20)] * 3)
     assert seen[:4] == [
         prompts(0, 1, 2, tokens=10),
         *[({}, 3)] * 2,
         prompts(3, tokens=10),
     ]
-    assert scheduler.ratio == 0.7  # idle
+    assert scheduler.ratio.value == 0.7  # idle
 
 
 def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
@@ -38,7 +38,7 @@ def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
         def schedule(self, now: float) -> Step:
             step = super().schedule(now)
             if step.decodes:
-                ratios.append(self.ratio)
+                ratios.append(self.ratio.value)
             return step
 
     run(

@@ -144,4 +144,7 @@ def made(kind: type[Kind], blocks: BlockCounter, **options: Any) -> Kind:
     given = DEFAULTS.get(POLICIES.name_of(kind) or "", {}) | options
     limits = Limits(**{name: given[name] for name in ALL_LIMITS & {*given}})
     own = {name: value for name, value in options.items() if name not in ALL_LIMITS}
+    if kind.options_type is not None:
+        policy = own.pop("policy", None)
+        own = {"options": kind.options_type(**own), "policy": policy}
     return kind(blocks, limits=limits, **own)  # type: ignore[call-arg]

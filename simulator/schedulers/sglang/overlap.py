@@ -88,11 +88,7 @@ class OverlappedSgLang(SgLang):
 
     def schedule(self, now: float) -> Step:
         """Choose the next batch and count what it will bring."""
-        self.now = now  # as the base class, without a call
-        self.preempted = 0
-        step, left, gone = Step([]), self._passes_left, len(self.aborted)
-        if not self._pass(step):
-            self._pass_again(step, left, gone)
+        step = SgLang.schedule(self, now)
         if step.decodes:
             batch = BatchInFlight(True)
             self.in_flight.append(batch)
@@ -186,7 +182,7 @@ class OverlappedSgLang(SgLang):
         return super().received(request) - self._lag(request)
 
     def remaining(self) -> float:
-        flight, batch, ratio = self.in_flight, self.batch, self.ratio
+        flight, batch, ratio = self.in_flight, self.batch, self.ratio.value
         if not flight or flight[-1].decodes:
             return batch.remaining(ratio, len(flight))
         # Those whose prompts are computed now have a token left more than the batch has counted.

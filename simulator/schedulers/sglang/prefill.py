@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from simulator.core.request import Request
+from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
+from simulator.schedulers.sglang.new_token_ratio import NewTokenRatio
+from simulator.schedulers.sglang.options import SglangOptions
 from simulator.schedulers.sglang.queue_order import PolicyQueue, Queue
-from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS
+from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS, RunningBatch
 
 
 class Admitting(Protocol):
@@ -20,18 +22,16 @@ class Admitting(Protocol):
     tree: RadixCache | UnsharedRadixCache | None
     host: HierarchicalCache | None
     queue: Queue | PolicyQueue
+    batch: RunningBatch
     order: str
-    ratio: float
+    ratio: NewTokenRatio
+    options: SglangOptions
     chunked: Request | None
-    preemption_threshold: int
     tried: dict[Request, tuple[int, int]]
 
     def received(self, request: Request) -> int: ...
-    def expected(self, request: Request) -> float: ...
     def urgency(self, request: Request) -> int: ...
-    def running_batch(self) -> list[Request]: ...
-    def idle_hits(self, request: Request, hits: Sequence[int]) -> int: ...
-    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None: ...
+    def lock_hits(self, request: Request, hits: Sequence[int]) -> None: ...
     def send_away(self, request: Request, left: int) -> None: ...
 
 
@@ -55,7 +55,7 @@ class PrefillBudget:
 
     __slots__ = (
         *("scheduler", "rem_input", "rem_chunk", "total_offset", "current_offset", "batch"),
-        *("chunked", "preempted", "ends"),
+        *("chunked", "preempted", "ends", "loads"),
     )
 
     def __init__(
@@ -74,6 +74,7 @@ class PrefillBudget:
         self.batch: list[tuple[Request, int]] = []  # and its tokens
         self.chunked: Request | None = None  # who was admitted for a part of its prompt
         self.preempted: list[Request] = []
+        self.loads: list[Load] = []  # from the host
         self.ends: list[tuple[float, int]] | None = None
         """(Tokens left, tokens held) of those who run, the next to end first."""
 
@@ -146,7 +147,9 @@ class PrefillBudget:
         need = extend + left + page
         if hits:
             extend -= len(hits) * page
-            need = extend + left + page + scheduler.idle_hits(request, hits) * page
+            # Cached blocks of the head are evictable, and free, until it is admitted.
+            idle = blocks.missing(request.known, hits) - -(-request.known // page) + len(hits)
+            need = extend + left + page + idle * page
         if need >= blocks.free * page - self.total_offset:
             return NO_TOKEN
         loads = scheduler.host.host_hits if scheduler.host is not None else 0
@@ -156,7 +159,10 @@ class PrefillBudget:
         if not tokens:
             return OTHER
         extend -= loads * page
-        scheduler.lock_hits(request, hits, loads)
+        if loads:
+            hits = range(len(hits) + loads)
+            self.loads.append(Load(request, loads, request.preemptions == 0, layerwise=True))
+        scheduler.lock_hits(request, hits)
         if tokens < extend:
             self.chunked = request
         self._add(request, tokens, 0 if tokens < extend else min(allowed, CLIP_MAX_NEW_TOKENS))
@@ -175,6 +181,22 @@ class PrefillBudget:
             return 0
         return max(self.rem_chunk // page * page, 0)  # what is cached are whole pages
 
+    def allocate(self, step: Step) -> int:
+        """Allocate what the batch needs, and put it into a step; return its tokens."""
+        scheduler = self.scheduler
+        blocks = scheduler.blocks
+        size, tokens = blocks.block_size, 0
+        for _, count in self.batch:
+            tokens += count
+        blocks.make_room(tokens if size == 1 else -(-tokens // size) + len(self.batch))
+        if scheduler.host is not None and self.loads:
+            step.add_copies().loads = self.loads
+            scheduler.host.take_loads()
+        for request, count in self.batch:
+            step.prefills.append(Chunk(request, request.computed, count))
+            blocks.extend(request, request.computed + count)
+        return tokens
+
     def _add_ignoring_eos(self, request: Request) -> Verdict:
         """Admit a request whose length is known, where nothing is cached: by simulation.
 
@@ -185,7 +207,11 @@ class PrefillBudget:
         if need > min(self.rem_current, self.rem_total):
             return NO_TOKEN
         if self.ends is None:
-            present = [request, *self.scheduler.running_batch(), *(r for r, _ in self.batch)]
+            present = [
+                request,
+                *self.scheduler.batch.members_in_order(),
+                *(r for r, _ in self.batch),
+            ]
             ends = [one for r in present if (one := self._end(r))[0] > 0]
             self.ends = sorted(ends, key=lambda end: end[0])
         elif (end := self._end(request))[0] > 0:
@@ -214,23 +240,29 @@ class PrefillBudget:
         """Return the tokens that a request has left, and those that it holds."""
         scheduler = self.scheduler
         out = scheduler.received(request)
-        ratio = 1.0 if request.ignore_eos else scheduler.ratio
+        ratio = 1.0 if request.ignore_eos else scheduler.ratio.value
         return request.allowed * ratio - out, request.prompt_tokens + out
+
+    def _expected(self, request: Request) -> float:
+        """Estimate the tokens that a request which decodes will still bring out."""
+        left = min(request.allowed - self.scheduler.received(request), CLIP_MAX_NEW_TOKENS)
+        return left * (1.0 if request.ignore_eos else self.scheduler.ratio.value)
 
     def preempt_for(self, request: Request) -> bool:
         """Preempt less urgent requests whose answers free enough for this one; say whether."""
         scheduler = self.scheduler
         urgency, entered = scheduler.urgency, scheduler.queue.entered
+        threshold = scheduler.options.priority_scheduling_preemption_threshold
         # The prompt is only known from an earlier attempt: as SGLang does.
         known, hits = scheduler.tried.get(request, (0, 0))
         need = known - hits + min(request.allowed, CLIP_MAX_NEW_TOKENS) - self.rem_total
-        running = scheduler.running_batch()
+        running = scheduler.batch.members_in_order()
         victims: list[Request] = []
         for victim in sorted(running, key=lambda r: (-urgency(r), -entered[r][0])):
-            if urgency(victim) - urgency(request) <= scheduler.preemption_threshold:
+            if urgency(victim) - urgency(request) <= threshold:
                 break
             victims.append(victim)
-            need -= scheduler.expected(victim)
+            need -= self._expected(victim)
             if need <= 0:
                 break
         if not victims or need > 0:
@@ -239,7 +271,7 @@ class PrefillBudget:
         for victim in running:
             if victim in victims:
                 left -= 1
-                self.total_offset -= scheduler.expected(victim)
+                self.total_offset -= self._expected(victim)
                 scheduler.send_away(victim, left)
         self.preempted += victims
         return True

@@ -56,8 +56,9 @@ class PolicyQueue:
 
     moves = False
 
-    def __init__(self, order: WaitingQueue) -> None:
-        self._order = order
+    def __init__(self, order: WaitingQueue, books: ServiceCounter | None) -> None:
+        self.order = order
+        self.books = books  # that the policy keeps of tokens
         self._here: dict[Request, None] = {}
         self._settle = getattr(order, "settle", None)
         self._refresh = getattr(order, "refresh", None)
@@ -75,27 +76,27 @@ class PolicyQueue:
             self._settle(now)
         if self._refresh is not None:
             self._refresh(now)
-        self._order.head()
+        self.order.head()
 
     def add(self, request: Request) -> bool:
         self._here[request] = None
-        return self._order.add(request)
+        return self.order.add(request)
 
     def put_back(self, request: Request) -> None:
         self._here[request] = None
-        self._order.put_back(request)
+        self.order.put_back(request)
 
     def head(self) -> Request:
-        return self._order.head()
+        return self.order.head()
 
     def take(self) -> Request:
-        request = self._order.take()
+        request = self.order.take()
         del self._here[request]
         return request
 
     def remove(self, request: Request) -> None:
         del self._here[request]
-        self._order.remove(request)
+        self.order.remove(request)
 
 
 def check_orders(policy: type, name: str) -> None:
@@ -113,22 +114,19 @@ def check_orders(policy: type, name: str) -> None:
             )
 
 
-def make_queue(
-    policy: Any, engine: EngineView, name: str
-) -> tuple[WaitingQueue, ServiceCounter | None]:
-    """Make a policy's waiting queue, and the books that it keeps of tokens, if it does.
+def make_queue(policy: Any, engine: EngineView) -> PolicyQueue:
+    """Make a policy's waiting queue, with the books that it keeps of tokens, if it does.
 
     ValueError where the policy does more than order, or keeps books in another way.
     """
+    name, decodes = type(policy).__name__, engine.decodes
     check_orders(type(policy), name)
-    decodes = engine.decodes
-    queue = queue_of(policy, engine)
-    books = engine.decodes
+    queue, books = queue_of(policy, engine), engine.decodes
     if books is decodes:
-        return queue, None
+        return PolicyQueue(queue, None)
     if not isinstance(books, ServiceCounter):
         raise ValueError(f"{name} keeps books of its own, and SGLang's scheduler cannot fill them")
-    return queue, books
+    return PolicyQueue(queue, books)
 
 
 class QueueOrder:
@@ -189,6 +187,20 @@ class QueueOrder:
     def uncached(self, request: Request) -> int:
         """Count the tokens that a waiting request has to compute, one at least."""
         return max(1, request.known - self.cached[request])
+
+    def left_by(self, queue: Queue | PolicyQueue, chunked: Request, size: int) -> int | None:
+        """Return what shorter prompts leave of `size` tokens to the split one; None: all."""
+        tree = self.tree
+        if self.order != "shortest-prefill-first" or tree is None or size < 2 * tree.block_size:
+            return None
+        page, taken = tree.block_size, 0
+        for request in queue:
+            work = self.uncached(request)
+            paged = -(-work // page) * page
+            if work >= chunked.pending or taken + paged > size - page:
+                break
+            taken += paged
+        return (size - taken) // page * page if taken else None
 
     def _sort_by_cache(self, order: str, tree: RadixCache, queue: Queue, computed: int) -> None:
         ends = self._match(tree, queue)

@@ -1,44 +1,34 @@
 """SGLang: prompts first, and a guess at what decodes will still need, which is put right by
-retracting some. It is one class and one file, as in SGLang; what can be told apart is beside it:
-`prefill.py`, `queue_order.py`, `running_batch.py`.
+retracting some. Its knobs are in `options.py`; which prompts a pass computes is in `prefill.py`.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from simulator.core.decode_set import DecodeSet
-from simulator.core.request import Chunk, Load, Request, Step
+from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
-from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
+from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.policies.policy import EngineView
-from simulator.schedulers.continuous_batching import (
-    ContinuousBatching,
-    MaxNewTokens,
-    check_max_new_tokens,
-)
+from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.interface import LONGEST_LEAP, Traits
 from simulator.schedulers.limits import BUDGET, DEFAULT_LIMITS, Limits
+from simulator.schedulers.sglang.new_token_ratio import NewTokenRatio
+from simulator.schedulers.sglang.options import SglangOptions
 from simulator.schedulers.sglang.prefill import CONTINUE, NO_TOKEN, OTHER, PrefillBudget
 from simulator.schedulers.sglang.queue_order import (
     BY_ENTRY,
-    CACHE_AWARE,
-    ORDERS,
-    WITH_PRIORITIES,
     PolicyQueue,
     Queue,
     QueueOrder,
     make_queue,
 )
-from simulator.schedulers.sglang.running_batch import (
-    CLIP_MAX_NEW_TOKENS,
-    CountedBatch,
-    RunningBatch,
-)
-from simulator.util.from_mapping import check_least, check_range, raise_if
+from simulator.schedulers.sglang.running_batch import CountedBatch, RunningBatch
+from simulator.util.from_mapping import check_least, raise_if
 
-RETRACTION_POLICIES = ("length", "priority")
+DEFAULT_OPTIONS = SglangOptions()
 MOST_IDLE_PASSES = 1000
 
 
@@ -61,11 +51,8 @@ class SgLang(ContinuousBatching):
       Otherwise it falls with every such step.
     - Once nobody else fits (`full`), none is tried until somebody ends.
 
-    Arguments have SGLang's names; those of its environment variables are the ratio's start, floor
-    and fall. Requests have `allowed` tokens at most: SGLang lets none outgrow the memory.
-    With a `policy` of Headway's that orders the queue, in the place of `order`. `ignore_eos`: all
-    answers are as long as their clients allow. Of its options for one engine the order by routing
-    key is left out, and `random` draws other numbers.
+    Requests have `allowed` tokens at most: SGLang lets none outgrow the memory. With a `policy` of
+    Headway's that orders the queue, in the place of `order`.
 
     Differs from SGLang where that ends with an error: a split prompt for whose next chunk there is
     no memory waits here.
@@ -77,82 +64,38 @@ class SgLang(ContinuousBatching):
         obeys=BUDGET | {"enable_chunked_prefill"},
         sets_aside=True,
     )
-
-    @staticmethod
-    def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
-        """Say whether an UnsharedRadixCache does where prompts share nothing, by the arguments."""
-        return order not in CACHE_AWARE and radix_eviction_policy == "lru"
+    options_type: ClassVar[type[SglangOptions]] = SglangOptions
 
     def __init__(
         self,
         blocks: BlockCounter,
         limits: Limits = DEFAULT_LIMITS,
+        options: SglangOptions = DEFAULT_OPTIONS,
         *,
-        order: str = "fcfs",
-        schedule_conservativeness: Annotated[float, "factor"] = 1.0,
-        max_prefill_tokens: Annotated[int, "tokens"] = 16384,
-        prefill_max_requests: Annotated[int | None, "requests"] = None,
-        prefill_decode_interval: Annotated[int, "decode steps"] = 0,
-        min_free_slots_delay: Annotated[int | None, "requests"] = None,
-        enable_mixed_chunk: bool = False,
-        enable_priority_scheduling: bool = False,
-        disable_priority_preemption: bool = False,
-        schedule_low_priority_values_first: bool = False,
-        priority_scheduling_preemption_threshold: Annotated[int, "priorities"] = 10,
-        retraction_policy: Literal["length", "priority"] = "length",
-        radix_eviction_policy: str = "lru",
-        init_new_token_ratio: Annotated[float, "share of the tokens to come"] = 0.7,
-        min_new_token_ratio_factor: Annotated[float, "share of init_new_token_ratio"] = 0.14,
-        new_token_ratio_decay_steps: Annotated[int, "steps"] = 600,
-        retract_decode_steps: Annotated[int, "steps"] = 20,
-        max_new_tokens: MaxNewTokens = None,
-        ignore_eos: bool = False,
-        seed: Annotated[int, "of order: random"] = 0,
         policy: Any = None,
     ) -> None:
-        self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
-        self._check_order(order, policy, priorities=enable_priority_scheduling)
-        raise_if(
-            check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
-            check_least("max_prefill_tokens", max_prefill_tokens, 1),
-            check_least("prefill_max_requests", prefill_max_requests or 1, 1),
-            check_least("prefill_decode_interval", prefill_decode_interval, 0),
-            check_least("min_free_slots_delay", min_free_slots_delay or 1, 1),
-            check_least("new_token_ratio_decay_steps", new_token_ratio_decay_steps, 1),
-            check_least("retract_decode_steps", retract_decode_steps, 0),
-            check_range("init_new_token_ratio", init_new_token_ratio, 0, 1),
-            check_range("min_new_token_ratio_factor", min_new_token_ratio_factor, 0, 1),
-        )
-        self.max_new_tokens = check_max_new_tokens(max_new_tokens)
+        options.check_beside(blocks, policy)
+        self.options, self.order = options, options.order
+        self.max_new_tokens = options.max_new_tokens
         super().__init__(blocks, limits)
         self._pool = blocks.usable * blocks.block_size  # tokens
         self._longest = min(self.max_model_len, self._pool) - 2
         self.tree = blocks if isinstance(blocks, RadixCache | UnsharedRadixCache) else None
         if isinstance(blocks, RadixCache):
-            blocks.eviction_policy = radix_eviction_policy
+            blocks.eviction_policy = options.radix_eviction_policy
         self.decodes = self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
-        self.ignore_eos = ignore_eos
         self._begin()
-        by_entry = enable_priority_scheduling or order in BY_ENTRY
+        priorities = options.enable_priority_scheduling
+        by_entry = priorities or self.order in BY_ENTRY
         self.waiting = self.queue = self._make_queue(policy, by_entry=by_entry)
-        self._sign = 1 if schedule_low_priority_values_first else -1
-        urgency = self.urgency if enable_priority_scheduling else None
-        self.queue_order, self.order = QueueOrder(order, blocks, urgency, seed), order
-        self._preempts = enable_priority_scheduling and not disable_priority_preemption
-        self.preemption_threshold = priority_scheduling_preemption_threshold
-        self._retracts_by_priority = retraction_policy == "priority"
-        self.max_prefill_tokens = max_prefill_tokens
-        self.prefill_max_requests = prefill_max_requests
-        self._interval = prefill_decode_interval
-        self._min_free_slots = min(min_free_slots_delay or 0, self.max_num_seqs)
-        self.mixes = enable_mixed_chunk and self.enable_chunked_prefill
-        self.retract_steps = retract_decode_steps
-        self._init_ratio = min(init_new_token_ratio * schedule_conservativeness, 1.0)
-        self._min_ratio = min(self._init_ratio * min_new_token_ratio_factor, 1.0)
-        self._decay = (self._init_ratio - self._min_ratio) / new_token_ratio_decay_steps
-        self.ratio = self._init_ratio
-        """The share of what they may that those who decode are expected to bring out."""
+        self._sign = 1 if options.schedule_low_priority_values_first else -1
+        urgency = self.urgency if priorities else None
+        self.queue_order = QueueOrder(self.order, blocks, urgency, options.seed)
+        self._preempts = priorities and not options.disable_priority_preemption
+        self._min_free_slots = min(options.min_free_slots_delay or 0, self.max_num_seqs)
+        self.mixes = options.enable_mixed_chunk and self.enable_chunked_prefill
+        self.ratio = NewTokenRatio(options)
 
     def _begin(self) -> None:
         """Set what changes from pass to pass to how a scheduler begins."""
@@ -167,71 +110,16 @@ class SgLang(ContinuousBatching):
         self._stale_tokens = 0  # of the prefill that the running batch began as
         self.aborted: list[Request] = []  # since the last commit
         self.host = self.blocks if isinstance(self.blocks, HierarchicalCache) else None
-        self._loads: list[Load] = []  # from the host, of the pass at hand
-
-    def _check_names(
-        self,
-        blocks: BlockCounter,
-        order: str,
-        retraction_policy: str,
-        radix_eviction_policy: str,
-    ) -> None:
-        """Refuse names that SGLang does not know, and orders that lack what they go by."""
-        raise_if(
-            (
-                order not in ORDERS,
-                "order",
-                f"must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, not {order!r}",
-            ),
-            (
-                retraction_policy not in RETRACTION_POLICIES,
-                "retraction_policy",
-                f"must be length or priority, not {retraction_policy!r}",
-            ),
-            (
-                radix_eviction_policy not in EVICTION_POLICIES,
-                "radix_eviction_policy",
-                f"must be {', '.join(EVICTION_POLICIES)}, not {radix_eviction_policy!r}",
-            ),
-            (
-                order == "shortest-prefill-first" and not blocks.prefix_caching,
-                "order",
-                "shortest-prefill-first wants a prefix cache",
-            ),
-            (
-                isinstance(blocks, UnsharedRadixCache)
-                and not self.serves_unshared(order, radix_eviction_policy),
-                "blocks",
-                "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
-            ),
-        )
-
-    @staticmethod
-    def _check_order(order: str, policy: Any, *, priorities: bool) -> None:
-        """Refuse orders beside which priorities, or a policy of Headway's, have no place."""
-        raise_if(
-            (
-                policy is not None and (order != "fcfs" or priorities),
-                "order",
-                "a policy of Headway's needs order fcfs, without priorities",
-            ),
-            (
-                priorities and order not in WITH_PRIORITIES,
-                "enable_priority_scheduling",
-                f"needs order fcfs and lof, not {order}",
-            ),
-        )
 
     def _make_queue(self, policy: Any, *, by_entry: bool) -> Queue | PolicyQueue:
         """Make the queue; for one of Headway's policies also a batch that tells its books."""
         if policy is None:
             return Queue((lambda: self.computed_tokens) if by_entry else None)
-        blocks = self.blocks
-        decodes = DecodeSet(blocks.block_size, blocks.names_blocks)
-        queue, books = make_queue(policy, EngineView(decodes), type(policy).__name__)
-        if books is not None:
-            self.decodes = self.batch = CountedBatch(blocks.block_size, blocks.names_blocks, books)
-        return PolicyQueue(queue)
+        size, named = self.blocks.block_size, self.blocks.names_blocks
+        queue = make_queue(policy, EngineView(DecodeSet(size, named)))
+        if queue.books is not None:
+            self.decodes = self.batch = CountedBatch(size, named, queue.books)
+        return queue
 
     def _check(self) -> None:
         """Take any budget that holds a page: decodes do not count."""
@@ -268,7 +156,7 @@ class SgLang(ContinuousBatching):
         """
         pool = self._pool
         prompt, most = request.prompt_tokens, self.limit(request)
-        if (self.ignore_eos or request.ignore_eos) and self.tree is None:
+        if (self.options.ignore_eos or request.ignore_eos) and self.tree is None:
             size = self.blocks.block_size
             paged = -(-prompt // size) * size
             if paged + size + most >= pool - 1:
@@ -276,7 +164,7 @@ class SgLang(ContinuousBatching):
         return prompt < self._longest - 4 and most > 0
 
     def add(self, request: Request) -> bool:
-        if self.ignore_eos:
+        if self.options.ignore_eos:
             request.ignore_eos = True
         request.output_limit = self.output_limit(request)
         self.running.loop.arrived()
@@ -333,7 +221,7 @@ class SgLang(ContinuousBatching):
             self._passes_left -= 1
         elif self.waiting or self.chunked is not None:
             if self._prefill(step):
-                self._passes_left = self._interval
+                self._passes_left = self.options.prefill_decode_interval
                 return True
         elif self._preempts:
             self.full = False
@@ -341,7 +229,7 @@ class SgLang(ContinuousBatching):
             return self._decode(step)
         busy = self.waiting or self.running or (self.host is not None and self.host.copying)
         if not busy and self._is_idle():
-            self.ratio = self._init_ratio
+            self.ratio.reset()
         return False
 
     def next_wakeup(self) -> float | None:
@@ -352,18 +240,9 @@ class SgLang(ContinuousBatching):
         """Count the tokens of a request that the scheduler knows of."""
         return self.batch.generated(request)
 
-    def running_batch(self) -> list[Request]:
-        """List those who decode, in order."""
-        return self.batch.members_in_order()
-
     def remaining(self) -> float:
         """Estimate the tokens that those who decode will still bring out."""
-        return self.batch.remaining(self.ratio)
-
-    def expected(self, request: Request) -> float:
-        """Estimate those of one."""
-        left = min(request.allowed - self.received(request), CLIP_MAX_NEW_TOKENS)
-        return left * (1.0 if request.ignore_eos else self.ratio)
+        return self.batch.remaining(self.ratio.value)
 
     # Prompts.
 
@@ -385,11 +264,13 @@ class SgLang(ContinuousBatching):
         mixed = running if self.mixes else 0
         size = self.max_num_batched_tokens - mixed if self.enable_chunked_prefill else None
         budget = PrefillBudget(
-            self, self.max_prefill_tokens - mixed, size, mixed + self.remaining(), mixed
+            self, self.options.max_prefill_tokens - mixed, size, mixed + self.remaining(), mixed
         )
         if chunked is not None:
             assert size is not None
-            tokens = size > 0 and budget.continue_chunked(chunked, self._left_by(chunked, size))
+            tokens = size > 0 and budget.continue_chunked(
+                chunked, self.queue_order.left_by(self.queue, chunked, size)
+            )
             if not tokens:
                 return False  # SGLang ends here, with an error
             if tokens == chunked.pending:
@@ -402,24 +283,10 @@ class SgLang(ContinuousBatching):
             self._start_batch(step, budget)
         return bool(budget.batch)
 
-    def _left_by(self, chunked: Request, size: int) -> int | None:
-        """Return the tokens that are left to the split prompt by shorter ones; None: all."""
-        page = self.blocks.block_size
-        if self.order != "shortest-prefill-first" or size < 2 * page:
-            return None
-        taken = 0
-        for request in self.queue:
-            work = self.queue_order.uncached(request)
-            paged = -(-work // page) * page
-            if work >= chunked.pending or taken + paged > size - page:
-                break
-            taken += paged
-        return (size - taken) // page * page if taken else None
-
     def _admit_all(self, budget: PrefillBudget) -> None:
         """Try the queue in order; nobody overtakes one who does not fit."""
         blocks, waiting, batch = self.blocks, self.queue, budget.batch
-        most, preempts = self.prefill_max_requests, self._preempts
+        most, preempts = self.options.prefill_max_requests, self._preempts
         if (batch or self.mixes) and budget.state() is OTHER:
             return
         while waiting:
@@ -441,16 +308,8 @@ class SgLang(ContinuousBatching):
                     self.full = bool(budget.batch) or self.batch.count > 0
                 break
 
-    def idle_hits(self, request: Request, hits: Sequence[int]) -> int:
-        """Count the cached blocks of the head that are evictable until it is admitted."""
-        size, known = self.blocks.block_size, request.known
-        return self.blocks.missing(known, hits) - -(-known // size) + len(hits)
-
-    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None:
+    def lock_hits(self, request: Request, hits: Sequence[int]) -> None:
         """Let a request keep what is cached of it, or loaded, and join the running list."""
-        if loads:
-            hits = range(len(hits) + loads)
-            self._loads.append(Load(request, loads, request.preemptions == 0, layerwise=True))
         self.running.admit(request, self.now)
         start = len(hits) * self.blocks.block_size
         self.blocks.admit(request, hits, start)
@@ -460,22 +319,11 @@ class SgLang(ContinuousBatching):
             self.running.resume(request, self.now, start)
 
     def _start_batch(self, step: Step, budget: PrefillBudget) -> None:
-        """Allocate what the batch needs, and let those who decode join if steps are mixed."""
+        """Let the batch run, and those who decode join if steps are mixed."""
         if budget.chunked is not None:
             self.chunked = budget.chunked
         self._stashes = self.chunked is not None
-        blocks, batch = self.blocks, budget.batch
-        size, tokens, running = blocks.block_size, 0, self.running
-        for _, count in batch:
-            tokens += count
-        if self.tree is not None:
-            self.tree.make_room(tokens if size == 1 else -(-tokens // size) + len(batch))
-        if self.host is not None and self._loads:
-            step.add_copies().loads, self._loads = self._loads, []
-            self.host.take_loads()
-        for request, count in batch:
-            step.prefills.append(Chunk(request, request.computed, count))
-            blocks.extend(request, request.computed + count)
+        tokens, batch, running = budget.allocate(step), budget.batch, self.running
         if self.mixes and self.batch.count:
             self._join_prefill(step)
         # In the running batch a mixed step's prompts come before those who decode, others behind.
@@ -505,37 +353,28 @@ class SgLang(ContinuousBatching):
 
     # Decodes.
 
-    def evict(self, count: int) -> None:
-        """Evict cached blocks until so many are free, or none is left to evict."""
-        if self.tree is not None:
-            self.tree.make_room(count)
-
     def _has_room(self) -> bool:
         """Say whether there is memory for the next token of all; if not, all is evicted."""
         batch = self.batch
         need = batch.phases[batch.tick % batch.block_size]
         if need <= self.blocks.free:
             return True  # whoever takes it evicts
-        self.evict(need)
+        self.blocks.make_room(need)
         return False
 
     def _decode_all(self, step: Step) -> None:
         batch = self.batch
         count = batch.count
-        if self.tree is not None:  # as `take_ticks` of its blocks, in fewer calls
-            if batch.block_size > 1:
-                self.tree.make_room(count)
-            self.tree.take(batch.phases[batch.tick % batch.block_size])
-        else:
-            self.blocks.take_ticks(batch, 1)
+        if batch.block_size > 1:
+            self.blocks.make_room(count)
+        self.blocks.take_ticks(batch, 1)
         step.decodes += count
         step.context += batch.context + count
 
     def _decode(self, step: Step) -> bool:
         """Let all decode who have room; False: nobody does."""
         if self._has_room():
-            ratio, least = self.ratio - self._decay, self._min_ratio
-            self.ratio = ratio if ratio > least else least
+            self.ratio.fall(1)
         else:
             self._retract()
             if not self.batch.count:
@@ -547,11 +386,13 @@ class SgLang(ContinuousBatching):
     def _retract(self) -> None:
         """Send away those with the least to lose, until the next step fits."""
 
+        by_priority = self.options.retraction_policy == "priority"
+
         def least_first(request: Request) -> tuple[int, int, int]:
-            urgency = -self.urgency(request) if self._retracts_by_priority else 0
+            urgency = -self.urgency(request) if by_priority else 0
             return urgency, self.received(request), -request.prompt_tokens
 
-        kept = sorted(self.running_batch(), key=least_first, reverse=True)
+        kept = sorted(self.batch.members_in_order(), key=least_first, reverse=True)
         retracted = []
         fits = False
         while len(kept) > 1 and not fits:
@@ -561,8 +402,7 @@ class SgLang(ContinuousBatching):
             fits = self._has_room()
         if not fits and not self._has_room():
             self._abort(kept.pop())
-        out = sum(map(self.received, kept)) + self.retract_steps * len(kept)
-        self.ratio = min(1.0, out / (sum(request.allowed for request in kept) + 1))
+        self.ratio.retracted(kept, sum(map(self.received, kept)))
         self.batch.reorder(kept, self.running.admissions)  # SGLang keeps the order of the choice
         self.running.admissions += len(kept)
         for victim in retracted:
@@ -576,7 +416,7 @@ class SgLang(ContinuousBatching):
         if request in self.tried:
             self.tried[request] = self.tried[request][0], 0
         size = self.blocks.block_size
-        self.evict(-(-left * self.retract_steps // size))
+        self.blocks.make_room(-(-left * self.options.retract_decode_steps // size))
 
     def _abort(self, request: Request) -> None:
         """End a request that has no room though it is alone: only split prompts hold memory."""
@@ -617,19 +457,9 @@ class SgLang(ContinuousBatching):
         """Let `ticks` more steps of decodes be taken, beginning `skip` ticks from now."""
         decodes, blocks = self.batch, self.blocks
         if blocks.block_size > 1:
-            self.evict(decodes.blocks(ticks - 1, skip) + decodes.count)
-        if self.tree is not None:  # as `take_ticks` of its blocks, in fewer calls
-            self.tree.take(decodes.blocks(ticks, skip))
-        else:
-            blocks.take_ticks(decodes, ticks, skip)
-        ratio, least, decay = self.ratio, self._min_ratio, self._decay
-        if ratio != least:
-            for _ in range(ticks):  # one by one, as stepwise
-                ratio -= decay
-                if ratio <= least:
-                    ratio = least
-                    break
-            self.ratio = ratio
+            blocks.make_room(decodes.blocks(ticks - 1, skip) + decodes.count)
+        blocks.take_ticks(decodes, ticks, skip)
+        self.ratio.fall(ticks)
         if self._passes_left:
             self._passes_left = max(self._passes_left - ticks, 0)
         self.computed_tokens += ticks * self._stale_tokens
@@ -650,10 +480,8 @@ class SgLang(ContinuousBatching):
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        if self.queue.entered:
-            self.queue.entered.pop(request, None)
-        if self.tried:
-            self.tried.pop(request, None)
+        self.queue.entered.pop(request, None)
+        self.tried.pop(request, None)
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""

@@ -201,17 +201,11 @@ class SpeculativeSgLang(SgLang):
         assert self.limits.speculation is not None
         self.speculation = self.limits.speculation
         self.decodes = self.batch = DraftedBatch(
-            self.blocks, self.speculation, self.limits.draft_seed, self._take
+            self.blocks, self.speculation, self.limits.draft_seed, self.blocks.take
         )
         self.batch.ahead = int(self.traits.overlaps)
         self.in_flight: deque[Flight] = deque()
         self._last_end = 0.0  # of the steps whose outcome is there
-
-    def _take(self, count: int) -> None:
-        if self.tree is not None:
-            self.tree.take(count)
-        else:
-            self.blocks.free -= count
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: its last step sets memory aside, too."""
@@ -235,12 +229,12 @@ class SpeculativeSgLang(SgLang):
         _, need = self.batch.lacking()
         if need <= self.blocks.free:
             return True
-        self.evict(need)
+        self.blocks.make_room(need)
         return False
 
     def _decode_all(self, step: Step) -> None:
         batch, verifies = self.batch, not step.prefills
-        batch.take_ahead(self.evict)
+        batch.take_ahead(self.blocks.make_room)
         step.decodes = batch.count
         step.drafts = step.decodes * (self.speculation.verified - 1) if verifies else 0
         step.context += batch.verify(drafts=verifies) + step.decodes + step.drafts
