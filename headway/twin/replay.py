@@ -91,27 +91,22 @@ def replay(
     its answer, as the answer ends or fails. Raises HeadwayError where the server cannot be reached,
     or names no model.
     """
-    seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
-    last = min(vocab_size, LAST_TOKEN)
-
-    async def play(session: Any) -> Replayed:
-        sender = _Replay(session, workload, url.rstrip("/"), model)
-        sender.seed, sender.last_token, sender.on_end = seed, last, ended
-        return await sender.run()
-
-    return with_session("--url", url, timeout, play)
+    sender = _Replay(workload, url.rstrip("/").removesuffix("/v1"), model)
+    sender.seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
+    sender.last_token, sender.on_end = min(vocab_size, LAST_TOKEN), ended
+    return with_session("--url", url, timeout, sender.run)
 
 
 class _Replay:
     """One workload on its way."""
 
-    last_token = LAST_TOKEN
-    on_end: Callable[[int, Answered], None] | None = None
+    session: Any
+    seed: int
+    last_token: int
+    on_end: Callable[[int, Answered], None] | None
 
-    def __init__(self, session: Any, workload: Workload, url: str, model: str | None) -> None:
-        self.session, self.workload, self.seed = session, workload, 0
-        self.root = url.removesuffix("/v1")
-        self.model = model
+    def __init__(self, workload: Workload, root: str, model: str | None) -> None:
+        self.workload, self.root, self.model = workload, root, model
         self.answers = [Answered() for _ in range(len(workload))]
         self.ended = [asyncio.Event() for _ in range(len(workload))]
         self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
@@ -120,8 +115,9 @@ class _Replay:
 
         self.failures = aiohttp.ClientError, TimeoutError
 
-    async def run(self) -> Replayed:
+    async def run(self, session: Any) -> Replayed:
         """Ask who is there, send all, look at the gauges meanwhile."""
+        self.session = session
         self.model = model = self.model or await self._first_model()
         found = Replayed(model, await self._version(), self.answers, prompt_seed=self.seed)
         self.loop = asyncio.get_running_loop()

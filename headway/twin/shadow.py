@@ -57,14 +57,14 @@ class Poll:
     output: Histogram
 
     @property
-    def seen(self) -> float:
-        """Requests that have come so far."""
-        return self.finished + self.there
-
-    @property
     def finished(self) -> float:
         """Requests that have ended so far."""
         return self.values["finished"]
+
+    @property
+    def seen(self) -> float:
+        """Requests that have come so far."""
+        return self.finished + self.there
 
     @property
     def there(self) -> float:
@@ -223,8 +223,7 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
     load = traffic(polls, scenario.make_workload(), scenario.seed)
     result = run(scenario, workload=load).whole()
     start = polls[0]
-    ended = start.finished + start.there  # so many, when all of those have ended
-    warm = next((one.time for one in polls if one.finished >= ended), np.inf)
+    warm = next((one.time for one in polls if one.finished >= start.seen), np.inf)
     times = np.array([one.time for one in polls]) - start.time
     ours = simulated_polls(result.logs, load, times)
     theirs: dict[str, Floats] = {

@@ -2,18 +2,21 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
 
 import jsonschema
 from aiohttp import ClientSession
 
+from headway.twin.api.bodies import BadRequestError
+from headway.twin.api.guided_text import guided_text
 from headway.twin.api.said import FixedText, Said
-from headway.twin.api.schema_text import UnmetSchemaError, schema_text
 from headway.twin.api.tokenizers import TokenCounter
 from headway.twin.server import Server
 from tests.support.twins import events, served_by
@@ -31,7 +34,6 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object"}}}
 NODE["$defs"]["node"] |= {"properties": {"next": {"$ref": "#/$defs/node"}}}
 SCHEMAS: list[Any] = [
     {},
-    True,
     PERSON,
     NODE,
     {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.2},
@@ -42,6 +44,17 @@ SCHEMAS: list[Any] = [
     {"type": "array", "maxItems": 0},
     {"type": "string", "format": "date-time"},
     {"type": "object", "additionalProperties": {"type": "integer"}, "required": ["a"]},
+    *(
+        {"type": "string", "pattern": one}
+        for one in ("^[A-Z]{3}-[0-9]{4}$", "foo", "^.+@.+[.]com$")
+    ),
+    *({"type": "string", "format": one} for one in ("email", "uri", "uuid", "ipv4", "duration")),
+    {"type": "string", "pattern": "^[a-z]+$", "minLength": 4, "maxLength": 6},
+    {"allOf": [PERSON, {"properties": {"id": {"type": "string"}}, "required": ["id"]}]},
+    {"type": "array", "prefixItems": [{"type": "null"}, {"type": "integer"}], "minItems": 2},
+    {"type": "object", "minProperties": 2},
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "required": ["xa"]},
+    {"type": "object", "properties": {'"[{': {"const": '"]}'}, "a": {}}, "required": ['"[{', "a"]},
 ]
 CHAT = {"messages": [{"role": "user", "content": "who is it"}], "max_tokens": 40}
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": PERSON}}]
@@ -49,32 +62,80 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": PERS
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_a_schema_has_a_text_that_satisfies_it(schema: Any) -> None:
-    before, after = schema_text(schema)
+    found, ignored = guided_text("json_schema", json.dumps(schema))
+    assert found is not None
+    assert not ignored
     for words in ("", " some words"):
-        text = before + (words if after else "") + after
+        text = found[0] + (words if found[1] else "") + found[1]
         jsonschema.validate(json.loads(text), schema)
 
 
+def test_all_properties_that_have_names_are_there_down_to_a_depth() -> None:
+    found, _ = guided_text("json_schema", json.dumps(NODE))
+    assert found == ('{"next":{"next":{"next":{"next":{}}}}}', "")
+    optional = {"properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {}}}}
+    found, _ = guided_text("json_schema", json.dumps({"type": "object", **optional}))
+    assert found is not None
+    assert {*json.loads("".join(found))} <= {"a", "b"} != set()
+
+
 @pytest.mark.parametrize(
-    "schema",
+    ("kind", "source", "pattern"),
     [
-        *(None, 3, [], {"type": "word"}, {"enum": []}, {"enum": 3}, {"$ref": "#/a"}, {"not": {}}),
-        *(
-            {"type": "string", "pattern": "a"},
-            {"type": "object", "maxProperties": 1, "properties": {"a": {}, "b": {}}},
-            {"$dynamicRef": "#a"},
-            {"type": "object", "required": 3},
-            {"properties": 3},
-            {"anyOf": []},
-        ),
-        {"type": "integer", "minimum": 3, "maximum": 2},
-        {"type": "integer", "multipleOf": 0, "minimum": 1},
+        ("regex", "[a-z]{3}-[0-9]*", "[a-z]{3}-[0-9]*"),
+        ("regex", r"(\d{1,3}\.){3}\d{1,3}", r"(\d{1,3}\.){3}\d{1,3}"),
+        ("grammar", 'root ::= "SELECT " name\nname ::= [a-z]+', "SELECT [a-z]+"),
+        ("grammar", 'start: "yes" | "no"', "yes|no"),
+    ],
+)
+def test_an_expression_or_a_grammar_has_a_text(kind: str, source: str, pattern: str) -> None:
+    found, _ = guided_text(kind, source)
+    assert found is not None
+    assert found[1] == ""
+    assert re.fullmatch(pattern, found[0])
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("{", "Invalid JSON grammar specification."),
+        ("3", "Invalid grammar specification: Expecting object schema to apply options"),
+        ({"type": "word"}, "Grammar error: Invalid type: word"),
+        ({"enum": []}, "Grammar error: Unsatisfiable schema: anyOf is empty"),
+        ({"$ref": "#/a"}, "Grammar error: Pointer '/a' does not exist"),
+        ({"properties": 3}, "Grammar error: properties must be an object"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "Grammar error: Unsatisfiable schema"),
     ],
     ids=str,
 )
-def test_a_schema_that_is_not_understood_is_said(schema: Any) -> None:
-    with pytest.raises(UnmetSchemaError):
-        schema_text(schema)
+def test_a_schema_that_is_none_is_refused(schema: Any, told: str) -> None:
+    with pytest.raises(BadRequestError, match=f"^{re.escape(told)}"):
+        guided_text("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"not": {}}, ["not"]),
+        ({"type": "array", "uniqueItems": True, "contains": {}}, ["contains", "uniqueItems"]),
+        ({"type": "string", "format": "zip"}, ["format"]),
+    ],
+    ids=str,
+)
+def test_keywords_that_a_text_may_not_obey_are_told(schema: Any, words: list[str]) -> None:
+    assert guided_text("json_schema", json.dumps(schema))[1] == words
+
+
+def test_a_text_that_is_not_found_is_told() -> None:
+    schema = {"type": "string", "pattern": "^[a-p]{1600}$"}
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
+
+    async def play(client: ClientSession, _: Server) -> None:
+        response = await client.post("/v1/chat/completions", json=CHAT | {"response_format": form})
+        assert response.headers["X-Headway-Ignored"] == "response_format"
+        assert (await response.json())["usage"]["completion_tokens"] > 0
+
+    served_by(play)
 
 
 def test_a_guided_answer_has_as_many_tokens_as_the_workload_says() -> None:
@@ -290,9 +351,8 @@ def test_a_required_call_is_made_by_a_schema_that_is_not_understood_too() -> Non
     async def play(client: ClientSession, _: Server) -> None:
         texts = {"properties": {"q": {"type": "string", "pattern": "a"}}, "uniqueItems": True}
         for schema, keys, words in (
-            ({"not": {}}, [], ["not"]),
-            (texts, ["q"], ["pattern", "uniqueItems"]),
-            ({"allOf": 3, "type": "x"}, [], ["allOf"]),
+            ({"type": "object", "not": {}}, [], ["not"]),
+            ({"type": "object"} | texts, ["q"], ["uniqueItems"]),
         ):
             tools = [{"function": {"name": "f", "parameters": schema}}]
             body = CHAT | {"tools": tools, "tool_choice": "required"}
@@ -306,28 +366,26 @@ def test_a_required_call_is_made_by_a_schema_that_is_not_understood_too() -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_keywords_that_an_answer_does_not_obey_are_named(stream: bool) -> None:
-    """The answer is JSON that satisfies the others; a regular expression makes no text."""
+def test_patterns_and_expressions_are_obeyed(stream: bool) -> None:
     texts = {"type": "string", "pattern": "^[a-z]{3}$"}
-    schema = {"type": "object", "properties": {"id": texts, "age": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"id": texts}, "required": ["id"]}
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
 
     async def play(client: ClientSession, _: Server) -> None:
-        for asked, told in (
-            ({"response_format": form}, "response_format.pattern"),
-            ({"structured_outputs": {"json": schema}}, "structured_outputs.pattern"),
-            ({"structured_outputs": {"regex": "[a-z]{3}"}}, "structured_outputs"),
+        for asked, pattern in (
+            ({"response_format": form}, '{"id":"[a-z]{3}"}'),
+            ({"structured_outputs": {"json": schema}}, '{"id":"[a-z]{3}"}'),
+            ({"structured_outputs": {"regex": "[a-z]{3}"}}, "[a-z]{3}"),
+            ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "a|b"),
         ):
             body = CHAT | asked | {"stream": stream}
             response = await client.post("/v1/chat/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == told
+            assert "X-Headway-Ignored" not in response.headers
             if stream:
                 chunks = await events(response)
                 text = "".join(one["choices"][0]["delta"]["content"] for one in chunks)
             else:
                 text = (await response.json())["choices"][0]["message"]["content"]
-            if told.endswith("pattern"):
-                found = json.loads(text)
-                assert (type(found["id"]), found["age"]) == (str, 0)
+            assert re.fullmatch(pattern, text)
 
     served_by(play)

@@ -70,8 +70,7 @@ class CountTokensBody(Open):
 
     def chat(self) -> dict[str, Any]:
         """Return the same as the body of a chat."""
-        given = self.model_fields_set | {*(self.model_extra or ())}
-        found = {key: getattr(self, key) for key in WORDS["kept"] if key in given}
+        found: dict[str, Any] = self.model_dump(include={*WORDS["kept"]}, exclude_unset=True)
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
         found["messages"] = system + [one for said in self.messages for one in _messages(said)]
         if self.tools is not None:

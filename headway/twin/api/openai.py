@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -19,9 +18,9 @@ from headway.twin.api.bodies import (
     refuse,
 )
 from headway.twin.api.chat_prompt import chat_prompt
+from headway.twin.api.guided_text import guided_text
 from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.said import FixedText
-from headway.twin.api.schema_text import NoSchemaError, UnmetSchemaError, schema_text
 from headway.twin.api.tables import table
 from headway.twin.api.tokenizers import TokenCounter
 from simulator.core.request import Item
@@ -35,9 +34,9 @@ RANGES: list[dict[str, Any]] = table("ranges")
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 LOGPROBS = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
-NOT_SIMULATED, USUAL = table("unsimulated").values()
-"""Keys that would change vLLM's answer, and are ignored here, with a note; the same of keys that
-have a value by which nothing changes.
+USUAL: dict[str, Any] = table("unsimulated")
+"""Keys that would change vLLM's answer, and are ignored here, with a note: each with the value by
+which nothing changes.
 """
 
 
@@ -164,12 +163,10 @@ class Reader:
 
     def _limit(self, asked: Body) -> int | None:
         """Return the most tokens of an answer that are asked for; refuse what no prompt allows."""
-        limit, key = asked.max_tokens, "max_tokens"
-        if isinstance(asked, ChatBody):
-            for name in ("max_completion_tokens", "max_output_tokens"):  # a chat's, a response's
-                if (value := asked.__dict__.get(name)) is not None:
-                    limit, key = value, name
-        elif limit is None:
+        names = ("max_output_tokens", "max_completion_tokens")  # a response's, a chat's
+        key = next((one for one in names if getattr(asked, one, None) is not None), "max_tokens")
+        limit: int | None = getattr(asked, key)
+        if limit is None and isinstance(asked, CompletionBody):
             limit = DEFAULT_MAX_TOKENS
         most = self.max_model_len
         refuse({"max_tokens": (limit or 0) > most}, key=key, value=limit, most=most)
@@ -178,10 +175,11 @@ class Reader:
 
 def _ignored(asked: Body, counter: TokenCounter) -> list[str]:
     """Name the keys of a body that would change a vLLM's answer."""
-    ignored = NOT_SIMULATED + ["chat_template_kwargs"] * (counter.template is None)
-    ignored += ["echo"] * isinstance(asked, ChatBody)
-    return [name for name in ignored if getattr(asked, name, None)] + [
-        name for name, usual in USUAL.items() if getattr(asked, name, usual) not in (None, usual)
+    more = {"chat_template_kwargs": counter.template is None, "echo": isinstance(asked, ChatBody)}
+    ignored = USUAL | {name: False for name, is_so in more.items() if is_so}
+    none: tuple[object, ...] = (None, [], {}, "")
+    return [
+        name for name, usual in ignored.items() if getattr(asked, name, None) not in (usual, *none)
     ]
 
 
@@ -201,38 +199,30 @@ def _guided(asked: Body) -> tuple[FixedText | None, list[str]]:
                 around = f'[{{"name": {json.dumps(tool.name)}, "parameters": ', "}]"
                 schema: Any = tool.parameters or {"type": "object"}
                 hidden = around if name is None else ("", "")
-                return _by_schema(schema, "tool_choice", call=tool.name, hidden=hidden)
+                return _made("json_schema", schema, "tool_choice", call=tool.name, hidden=hidden)
     form, own = asked.response_format, asked.structured_outputs
     if form is not None and form.type != "text":
-        named = form.json_schema
-        is_json = form.type == "json_schema"
-        schema = named.json_schema if named is not None and is_json else ANY
-        return _by_schema(schema if form.type != "structural_tag" else None, "response_format")
+        named = form.json_schema and form.json_schema.json_schema
+        schemas = {"json_schema": named, "json_object": ANY}
+        return _made("json_schema", schemas.get(form.type), "response_format")
     if own is None:
         return None, []
     if own.choice:
         return FixedText(own.choice[0]), []
-    schema = own.json_schema if own.json_schema is not None else ANY if own.json_object else None
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
-            raise BadRequestError.of("json text") from None
-    return _by_schema(schema, "structured_outputs")
+    schema = ANY if own.json_object else own.json_schema
+    sources = {"json_schema": schema, "regex": own.regex, "grammar": own.grammar}
+    kind = next((one for one in sources if sources[one] is not None), "structural_tag")
+    return _made(kind, sources.get(kind), "structured_outputs")
 
 
-def _by_schema(schema: Any, key: str, **more: Any) -> tuple[FixedText | None, list[str]]:
-    try:
-        return FixedText(*schema_text(schema), **more), []
-    except NoSchemaError as error:
-        raise BadRequestError.of("schema", error=error) from None
-    except UnmetSchemaError:
-        if not isinstance(schema, dict):
-            return None, [key]
-    ignored, near = set[str](), ("{}", "")  # as near to it as can be
-    with suppress(UnmetSchemaError):
-        near = schema_text({"type": "object", **schema}, ignored)
-    return FixedText(*near, **more), [f"{key}.{word}" for word in sorted(ignored)] or [key]
+def _made(kind: str, source: Any, key: str, **more: Any) -> tuple[FixedText | None, list[str]]:
+    """Return a text that a constraint allows; where none is found any JSON object is a call's."""
+    if source is None:
+        return None, [key]
+    found, words = guided_text(kind, source if isinstance(source, str) else json.dumps(source))
+    if found is None:
+        return FixedText("{}", **more) if more else None, [key]
+    return FixedText(*found, **more), [f"{key}.{word}" for word in words]
 
 
 def _check_options(asked: Body) -> None:
@@ -261,11 +251,6 @@ def _check_options(asked: Body) -> None:
             "stop": "" in asked.stops,
         }
     )
-    if own and own.regex is not None:
-        try:  # escapes of its dialect may be others than Python's
-            re.compile(re.sub(r"\\[A-Za-z]", "a", own.regex))
-        except (re.error, RecursionError, OverflowError) as error:
-            raise BadRequestError.of("regex", error=error) from None
     if chat is not None and (choice := chat.tool_choice) not in (None, "none"):
         names = [tool.function.name for tool in chat.tools or ()]
         unknown = isinstance(choice, Tool) and choice.function.name not in names

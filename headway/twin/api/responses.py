@@ -9,7 +9,7 @@ from pydantic import Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Open, Sampling, refuse
-from headway.twin.api.openai import NOT_SIMULATED, USUAL, compact
+from headway.twin.api.openai import USUAL, compact
 
 KEPT = 1000  # responses that a later one may go on from
 LOGPROBS = "message.output_text.logprobs"
@@ -48,7 +48,7 @@ class ResponseText(Open):
     format: TextFormat | None = None
 
 
-PASSED = {*Sampling.model_fields, "chat_template_kwargs"}
+PASSED = {*Sampling.model_fields, *USUAL, "chat_template_kwargs"}
 """Keys that are a chat's, too."""
 
 
@@ -78,9 +78,7 @@ class ResponsesBody(Sampling):
     def chat(self, before: Sequence[ChatMessage]) -> dict[str, Any]:
         """Return the same as the body of a chat, behind the messages `before` it."""
         self._check()
-        extra = self.model_extra or {}
         found: dict[str, Any] = self.model_dump(include=PASSED, exclude_unset=True)
-        found |= {name: extra[name] for name in extra.keys() & {*NOT_SIMULATED, *USUAL}}
         found |= {"response": self, "max_output_tokens": self.max_output_tokens}
         if self.truncation == "auto":
             found["truncate_prompt_tokens"] = -1
