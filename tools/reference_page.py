@@ -247,11 +247,13 @@ def _kinds(kinds: Mapping[str, type]) -> Iterator[str]:
 
 
 def _keys(cls: type, without: set[str]) -> str:
-    """List the fields of a dataclass, with their defaults in brackets."""
+    """List the fields of a dataclass, needed ones first, with their defaults in brackets."""
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in without]
+    texts = {
+        f.name: "" if f.default is dataclasses.MISSING else f" ({_yaml(f.default)})" for f in fields
+    }
     return "".join(
-        f", `{f.name}`" + ("" if f.default is dataclasses.MISSING else f" ({_yaml(f.default)})")
-        for f in fields
+        f", `{name}`{texts[name]}" for name in sorted(texts, key=lambda n: texts[n] != "")
     )
 
 

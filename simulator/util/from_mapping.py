@@ -161,7 +161,9 @@ def _read_one_of(kinds: tuple[Any, ...], value: object, limits: Limits) -> Any:
     for kind in others:
         with suppress(ValueError):
             return read(kind, value, limits)
-    plain = (get_origin(_bare(kind)) or _bare(kind) for kind in others)
+    plain = {get_origin(_bare(kind)) or _bare(kind): kind for kind in others}
+    if type(value) in plain:  # what is wrong with it is less than its type
+        return read(plain[type(value)], value, limits)
     words = [WORDS.get(kind, "a mapping of keys") for kind in plain]
     raise MappingError("", f"must be {' or '.join(words)}, not {short_repr(value)}")
 

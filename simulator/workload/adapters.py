@@ -4,14 +4,14 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from simulator.util.config import NonNegativeFinite, Share
 from simulator.util.errors import HeadwayWarning
-from simulator.util.from_mapping import Check, Field, short_repr
-from simulator.workload.distributions import are_weights, weighted_choice
+from simulator.util.from_mapping import Field
+from simulator.workload.distributions import weighted_choice
 from simulator.workload.unused import most_asked
 from simulator.workload.workload import Ints
 
@@ -44,23 +44,6 @@ def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
         warnings.warn(text, HeadwayWarning, stacklevel=4)
 
 
-def good_weights(given: Any) -> bool:
-    """Say whether this is {name: weight}, or a list of weights, with one above 0."""
-    weights = [*given.values()] if isinstance(given, Mapping) else given
-    named = not isinstance(given, Mapping) or all(isinstance(name, str) for name in given)
-    return named and are_weights(weights)
-
-
-def check_models(models: object, adapters: object) -> list[Check]:
-    """Check the key that says which of several models requests ask for."""
-    good = models is None or good_weights(models)
-    what = f"must be {{name: weight}}, weights 0 or more, not all 0, not {short_repr(models)}"
-    return [
-        (not good, "models", what),
-        (models is not None and adapters is not None, "models", "cannot be used with adapters"),
-    ]
-
-
 def draw_weighted(session: Ints, weights: Iterable[float], rng: "np.random.Generator") -> Ints:
     """Draw an index for each session, numbered from 0 on, in proportion to the weights."""
     sessions = int(session.max(initial=-1)) + 1
@@ -71,5 +54,5 @@ def draw_names(
     session: Ints, weights: Mapping[str, float], rng: "np.random.Generator"
 ) -> list[str]:
     """Draw a name for each session, numbered from 0 on, in proportion to the weights."""
-    names = [*weights]
+    names = [*map(str, weights)]  # YAML reads a 1 as a number
     return [names[k] for k in draw_weighted(session, weights.values(), rng).tolist()]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from simulator.util.config import PositiveFinite, Share
-from simulator.util.from_mapping import Check, Field, raise_if, short_repr
-from simulator.workload.distributions import are_weights
+from simulator.util.from_mapping import Check, Field, raise_if
+from simulator.workload.distributions import Weight, check_weights
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -32,11 +32,10 @@ class Diurnal:
 
     period: Annotated[float, Field(ge=SHORTEST_PERIOD, lt=inf), "s"] = 86400.0
     amplitude: Annotated[Share, "share of request_rate"] = 0.5  # where there are no rates
-    rates: Annotated[Sequence[float] | None, "relative rates of equal parts of the period"] = None
+    rates: Annotated[list[Weight] | None, "relative rates of equal parts of the period"] = None
 
     def __post_init__(self) -> None:
-        what = f"must be a list of finite rates from 0 on, not all 0, not {short_repr(self.rates)}"
-        raise_if((self.rates is not None and not are_weights(self.rates), "rates", what))
+        raise_if(check_weights("rates", self.rates))
 
     @property
     def peak(self) -> float:

@@ -6,20 +6,19 @@ token. Bounds keep what lies between them, as if everything else were drawn agai
 there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from math import inf, log
-from typing import Annotated, Protocol, TypeGuard, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 import numpy as np
 
-from simulator.util.config import NonNegativeFinite, NonNegativeFloat, PositiveFinite
+from simulator.util.config import NonNegativeFinite, NonNegativeFloat, PositiveFinite, Share
 from simulator.util.errors import MappingError, did_you_mean
 from simulator.util.from_mapping import (
+    Check,
     Field,
     from_mapping,
-    parse_faults,
     parse_number,
     raise_if,
     read,
@@ -44,14 +43,30 @@ class Distribution(Protocol):
         """Return the values at cumulative probabilities `u`, the bounds widened by `edge`."""
 
 
-def _check_bounds(low: float | None, high: float | None) -> None:
-    wrong = low is not None and high is not None and low > high
-    raise_if((wrong, "low", f"{low} is more than high, {high}"))
+Weight = Annotated[float, Field(ge=0, le=1e100)]
+"""Of what is drawn in proportion to it: the sum of many is finite."""
 
 
-def _bounds(low: float | None, high: float | None, edge: float) -> tuple[float, float]:
-    """Return the bounds of the values that round to what is allowed; `low` is 1 token or 0 s."""
-    return (2 * edge if low is None else low) - edge, inf if high is None else high + edge
+def check_weights(name: str, weights: Iterable[float] | None) -> Check:
+    """Check for `raise_if` that something can be drawn by weights, where there are some."""
+    return weights is not None and not any(weights), name, "must have a weight above 0"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Bounded:
+    """Between `low` and `high`, where they are given."""
+
+    low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
+    high: NonNegativeFloat | None = None  # None: there is none
+
+    def __post_init__(self) -> None:
+        wrong = self.low is not None and self.high is not None and self.low > self.high
+        raise_if((wrong, "low", f"{self.low} is more than high, {self.high}"))
+
+    def _bounds(self, edge: float) -> tuple[float, float]:
+        """Return the bounds of the values that round to what is allowed."""
+        low = 2 * edge if self.low is None else self.low
+        return low - edge, inf if self.high is None else self.high + edge
 
 
 def _clip(x: Floats, low: float, high: float) -> Floats:
@@ -70,56 +85,46 @@ class Fixed:
 
 
 @dataclass(slots=True, eq=False)
-class Uniform:
+class Uniform(Bounded):
     """All values from `low` to `high` alike, both included."""
 
     low: NonNegativeFinite
     high: NonNegativeFinite
 
-    def __post_init__(self) -> None:
-        _check_bounds(self.low, self.high)
-
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
-        low, high = _bounds(self.low, self.high, edge)
+        low, high = self._bounds(edge)
         return _clip(low + u * (high - low), low, high)
 
 
 @dataclass(slots=True, eq=False)
-class Exponential:
+class Exponential(Bounded):
     """Exponential, with this `mean` before any cut."""
 
     mean: PositiveFinite
-    low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
-    high: NonNegativeFloat | None = None  # None: there is none
-
-    def __post_init__(self) -> None:
-        _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
-        low, high = _bounds(self.low, self.high, edge)
+        low, high = self._bounds(edge)
         share = -np.expm1((low - high) / self.mean)  # below high, of what is above low
         return _clip(low - self.mean * np.log1p(-u * share), low, high)
 
 
 @dataclass(slots=True, eq=False)
-class Lognormal:
+class Lognormal(Bounded):
     """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
 
     sigma: Annotated[PositiveFinite, "standard deviation of the logarithm"]
     median: PositiveFinite | None = None
     mean: PositiveFinite | None = None
-    low: NonNegativeFinite | None = None  # None: the least there is, 1 token or 0 s
-    high: NonNegativeFloat | None = None  # None: there is none
 
     def __post_init__(self) -> None:
         raise_if(((self.median is None) == (self.mean is None), "median", "give either it or mean"))
-        _check_bounds(self.low, self.high)
+        Bounded.__post_init__(self)  # a class with slots has no super() of no arguments
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         from scipy.special import ndtr, ndtri
 
         mu = log(self.median) if self.median else log(self.mean or 1) - self.sigma**2 / 2
-        low, high = _bounds(self.low, self.high, edge)
+        low, high = self._bounds(edge)
         below = ndtr((log(low) - mu) / self.sigma) if low else 0.0
         above = ndtr((log(high) - mu) / self.sigma) if high < inf else 1.0
         raise_if((above - below < 1e-9, "low", "the distribution is not between low and high"))
@@ -127,16 +132,13 @@ class Lognormal:
         return _clip(x, low, high)
 
 
-@dataclass(slots=True, eq=False)
-class Zipf:
+@dataclass(slots=True, kw_only=True, eq=False)
+class Zipf(Bounded):
     """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
 
     alpha: Annotated[NonNegativeFinite, "k is drawn in proportion to k ** -alpha"]
     high: Annotated[int, Field(le=10**7)]
     low: Annotated[int, Field(ge=1)] = 1
-
-    def __post_init__(self) -> None:
-        _check_bounds(self.low, self.high)
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         weights = np.arange(self.low, self.high + 1, dtype=np.float64) ** -self.alpha
@@ -155,43 +157,23 @@ def weighted_choice(weights: Floats, u: Floats) -> Ints:
 class Quantiles:
     """Straight lines between `values`, which lie at the cumulative probabilities `at`."""
 
-    values: Sequence[float]
-    at: Annotated[Sequence[float] | None, "probabilities from 0 to 1"] = None  # None: evenly
+    values: list[NonNegativeFinite]
+    at: Annotated[list[Share] | None, "probabilities from 0 to 1"] = None  # None: evenly
 
     def __post_init__(self) -> None:
-        columns = {"values": self.values} | ({} if self.at is None else {"at": self.at})
+        at = np.linspace(0, 1, len(self.values)).tolist() if self.at is None else self.at
+        falls = len(self.values) < 2 or self.values != sorted(self.values)
+        what = f"must be 2 or more numbers that never fall, not {short_repr(self.values)}"
+        rises = at[:1] == [0] and at[-1:] == [1] and at == sorted(at)
         raise_if(
-            *(
-                (
-                    not are_numbers(c, 2) or any(a > b for a, b in pairwise(c)),
-                    name,
-                    f"must be 2 or more numbers from 0 on that never fall, not {short_repr(c)}",
-                )
-                for name, c in columns.items()
-            )
+            (falls, "values", what),
+            (len(at) != len(self.values), "at", f"{len(at)} of them for {len(self.values)} values"),
+            (not (falls or rises), "at", "must go from 0 to 1 and never fall"),
         )
-        if self.at is not None:
-            fits = len(self.at) == len(self.values)
-            raise_if(
-                (not fits, "at", f"{len(self.at)} of them for {len(self.values)} values"),
-                (self.at[0] != 0 or self.at[-1] != 1, "at", "does not go from 0 to 1"),
-            )
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         at = np.linspace(0, 1, len(self.values)) if self.at is None else self.at
         return np.interp(u, at, self.values)
-
-
-def are_numbers(values: object, least: int) -> TypeGuard[Sequence[float]]:
-    """Say whether this is a list of so many numbers or more, finite and 0 or more."""
-    if not isinstance(values, Sequence) or len(values) < least:
-        return False
-    return all(type(n) is not bool and isinstance(n, int | float) and 0 <= n < inf for n in values)
-
-
-def are_weights(values: object) -> bool:
-    """Say whether this is a list of numbers, 0 or more, with one above 0."""
-    return are_numbers(values, 1) and 0 < sum(values) < inf
 
 
 @dataclass(slots=True, eq=False)
@@ -199,12 +181,8 @@ class Empirical:
     """The lengths of a trace's requests, drawn with replacement."""
 
     path: Annotated[str, "a trace"]
-    column: Annotated[str, "input or output"]
+    column: Literal["input", "output"]
     format: str | None = None
-
-    def __post_init__(self) -> None:
-        wrong = self.column not in {"input", "output"}
-        raise_if((wrong, "column", f"{self.column!r} is neither input nor output"))
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         trace = read_lengths(self.path, self.format, load)
@@ -225,24 +203,10 @@ def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workl
 class Cycle:
     """The `values` in turn, request by request, and the first again after the last: no chance."""
 
-    values: Sequence[float]
-
-    def __post_init__(self) -> None:
-        message = f"must be a list of 1 or more numbers from 0 on, not {short_repr(self.values)}"
-        raise_if((not are_numbers(self.values, 1), "values", message))
+    values: Annotated[list[NonNegativeFinite], Field(min_length=1)]
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         return np.resize(np.array(self.values, np.float64), len(u))
-
-
-def _mixture_parts(parts: object) -> list[tuple[float, Distribution]]:
-    """Read the parts of a mixture."""
-    if not isinstance(parts, list | tuple) or not parts:
-        what = f"must be a list of {{weight: w, kind: ...}}, not {short_repr(parts)}"
-        raise MappingError("", what)
-    wrong = (parse_faults(f"{k}", _mixture_part, part) for k, part in enumerate(parts))
-    raise_if(others=chain.from_iterable(wrong))
-    return [_mixture_part(part) for part in parts]
 
 
 def _mixture_part(part: object) -> tuple[float, Distribution]:
@@ -260,7 +224,11 @@ def _mixture_part(part: object) -> tuple[float, Distribution]:
 class Mixture:
     """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
 
-    parts: Annotated[Sequence[tuple[float, Distribution]], _mixture_parts]
+    parts: Annotated[
+        list[Annotated[tuple[float, Distribution], _mixture_part]],
+        Field(min_length=1),
+        "list of {weight: w, kind: ...}",
+    ]
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
         weights = np.array([weight for weight, _ in self.parts])

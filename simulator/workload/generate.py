@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 
@@ -21,16 +21,11 @@ from simulator.util.from_mapping import (
     parse_faults,
     parse_number,
     raise_if,
+    read,
     short_repr,
 )
-from simulator.workload.adapters import (
-    Adapters,
-    check_models,
-    draw_names,
-    draw_weighted,
-    good_weights,
-)
-from simulator.workload.arrivals import ArrivalProcess
+from simulator.workload.adapters import Adapters, draw_names, draw_weighted
+from simulator.workload.arrivals import ArrivalProcess, Things
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
@@ -38,6 +33,8 @@ from simulator.workload.distributions import (
     Lengths,
     TraceReader,
     Uniform,
+    Weight,
+    check_weights,
     read_lengths,
     token_counts,
 )
@@ -58,22 +55,26 @@ STREAMS = (
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
-class RangeRatio(NamedTuple):
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(slots=True)
+class RangeRatio:
     """How far lengths range: n from floor(n (1 - r)) to ceil(n (1 + r))."""
 
-    input: float
-    output: float
+    input: Ratio
+    output: Ratio
 
 
-def _range_ratio(given: float | Mapping[str, float]) -> float | RangeRatio:
+def _range_ratio(given: float | Mapping[str, float] | RangeRatio) -> float | RangeRatio:
     """Read {input: r, output: r}, or one number for both."""
-    known = RangeRatio._fields
-    both = given if isinstance(given, Mapping) else dict.fromkeys(known, parse_number(given))
-    raise_if(({*both} != {*known}, "", "give input and output, or one number"))
-    found = RangeRatio(**both)
-    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in found)
-    raise_if((not good, "", f"{short_repr(given)} is not from 0 on and below 1"))
-    return found if isinstance(given, Mapping) else found.input
+    kind = RangeRatio if isinstance(given, Mapping | RangeRatio) else Ratio
+    found: float | RangeRatio = read(kind, parse_number(given))
+    return found
+
+
+Clients = Things | list[Weight] | dict[str, Weight]
+"""Their number, a list of weights, or weights by name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,23 +109,41 @@ class Generator(ArrivalProcess):
     prefix_groups: Annotated[PrefixGroups | None, "prompts begin with one of a few prefixes"] = None
     sessions: Annotated[Sessions | None, "conversations of several turns"] = None
     clients: Annotated[
-        int | Sequence[float] | Mapping[str, float] | None,
+        Clients | None,
         "their number, a list of weights, or {name: weight}; null: requests name no client",
     ] = None
-    priorities: Annotated[Sequence[int] | None, "one per client; smaller is more urgent"] = None
+    priorities: Annotated[
+        list[Annotated[int, Field(gt=-(2**31), lt=2**31)]] | None,
+        "one per client; smaller is more urgent",
+    ] = None
     max_tokens: Annotated[Lengths | None, "most output tokens; null: the answer's own"] = None
     adapters: Annotated[Adapters | None, "adapters (LoRA) that requests ask for; null: none"] = None
-    models: Annotated[Mapping[str, float] | None, "{name: weight}; null: the trace's"] = None
+    models: Annotated[dict[str, Weight] | None, "{name: weight}; null: the trace's"] = None
     multimodal: Annotated[Multimodals | None, "{image: {...}}, or video, audio; null: none"] = None
 
     def __post_init__(self) -> None:
         raise_if(
             *self.check_rates(),
+            *self._check_names(),
             (self.n > 1 and self.sessions is not None, "n", "cannot be used with sessions"),
-            *check_clients(self.clients, self.priorities),
-            *check_models(self.models, self.adapters),
             others=self._wrong_lengths(),
         )
+
+    def _check_names(self) -> list[Check]:
+        """Check who sends requests, and for which model."""
+        clients, urgent, models = self.clients, self.priorities, self.models
+        weights = clients.values() if isinstance(clients, Mapping) else clients
+        count = clients if isinstance(clients, int) else len(clients or ())
+        two = models is not None and self.adapters is not None
+        what = f"{short_repr(urgent)} is not a list with a whole number for each client"
+        lone = "needs clients: how urgent the requests of each are"
+        return [
+            check_weights("clients", None if isinstance(weights, int) else weights),
+            (urgent is not None and clients is None, "priorities", lone),
+            (None not in (urgent, clients) and len(urgent or ()) != count, "priorities", what),
+            check_weights("models", None if models is None else models.values()),
+            (two, "models", "cannot be used with adapters"),
+        ]
 
     @property
     def range_ratios(self) -> RangeRatio:
@@ -142,36 +161,12 @@ class Generator(ArrivalProcess):
         return [((name,), "cannot be given with lengths") for name in names]
 
 
-def check_clients(clients: object, priorities: object) -> list[Check]:
-    """Check the keys that say how many clients there are and how urgent each is."""
-    most = MAX_KEPT_REQUESTS
-    good = 1 <= clients <= most if type(clients) is int else good_weights(clients)
-    what = f"{short_repr(clients)} is neither a number of clients, up to {most:,}, nor weights"
-    return [
-        (clients is not None and not good, "clients", what),
-        (
-            priorities is not None and clients is None,
-            "priorities",
-            "needs clients: how urgent the requests of each are",
-        ),
-        (
-            clients is not None and not _good_priorities(priorities, clients),
-            "priorities",
-            f"{short_repr(priorities)} is not a list with a whole number for each client",
-        ),
-    ]
-
-
-def _good_priorities(priorities: object, clients: object) -> bool:
-    """Say whether there is one whole number for each client."""
-    if priorities is None:
-        return True
-    count = len(clients) if isinstance(clients, Sequence | Mapping) else clients
-    return (
-        isinstance(priorities, Sequence)
-        and len(priorities) == count
-        and all(type(n) is int and abs(n) < 2**31 for n in priorities)
-    )
+def _weights(clients: Clients) -> Mapping[str, float]:
+    """Return the weight of each client by its name."""
+    if isinstance(clients, Mapping):
+        return {str(name): weight for name, weight in clients.items()}
+    given = [1.0] * clients if isinstance(clients, int) else clients
+    return {f"client-{k}": weight for k, weight in enumerate(given)}
 
 
 def input_lengths(spec: Generator) -> Distribution:
@@ -302,15 +297,14 @@ def _sample(spec: Generator, seed: int, load: TraceReader | None) -> Workload:
 def draw_clients(
     work: Workload,
     session: Ints,
-    clients: int | Sequence[float] | Mapping[str, float],
+    clients: Clients,
     priorities: Sequence[int] | None,
     rng: "np.random.Generator",
 ) -> None:
     """Assign each session a client by weight, and the client's priority."""
-    given = [1.0] * clients if isinstance(clients, int) else clients
-    named = given if isinstance(given, Mapping) else {f"client-{k}": w for k, w in enumerate(given)}
-    drawn, names = draw_weighted(session, named.values(), rng), [*named]
-    work.client = [names[k] for k in drawn.tolist()]
+    names = _weights(clients)
+    drawn = draw_weighted(session, names.values(), rng)
+    work.client = np.array([*names], object)[drawn].tolist()
     if priorities is not None:
         work.priority = np.array(priorities, np.int64)[drawn]
 

@@ -140,9 +140,9 @@ def test_arguments_of_policies_and_routers_say_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("scenario", "what"),
     [
-        ({"diurnal": {"rates": ["abc"]}}, "diurnal.rates: must be a list of finite "),
-        ({"models": {"a": "abc"}}, "models: must be {name: weight}, "),
-        ({"clients": {"a": "abc"}}, "clients: {a: 'abc'} is neither a number of clients, "),
+        ({"diurnal": {"rates": ["abc"]}}, "diurnal.rates.0: must be a number, not 'abc'"),
+        ({"models": {"a": "abc"}}, "models.a: must be a number, not 'abc'"),
+        ({"clients": {"a": "abc"}}, "clients.a: must be a number, not 'abc'"),
         (
             {"input_len": {"kind": "mixture", "parts": [{"weight": "abc", "value": 1}]}},
             "input_len.parts.0.weight: 'abc' is not a number above 0 (share, relative to other "

@@ -159,11 +159,10 @@ def test_bad_clients_beside_a_trace(traced, tmp_path):
     path = tmp_path / "s.yaml"
     path.write_text(TRACE.replace("t.csv}", "t.csv}, clients: 0, priorities: [1]"))
     assert errors(path) == [
-        "s.yaml:4: workload.clients: 0 is neither a number of clients, up to 10,000,000, "
-        "nor weights (their number, a list of weights, or {name: weight}; null: requests name no "
-        "client)",
-        "s.yaml:4: workload.priorities: [1] is not a list with a whole number for each client (one "
-        "per client; smaller is more urgent)",
+        "s.yaml:4: workload.clients: must be at least 1, not 0 (their number, a list of weights, "
+        "or {name: weight}; null: requests name no client)",
+        "s.yaml:4: workload.priorities: needs clients: how urgent the requests of each "
+        "are (one per client; smaller is more urgent)",
     ]
 
 

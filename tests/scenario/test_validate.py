@@ -114,13 +114,12 @@ BAD = [
     ),
     (
         "workload: {clients: 10000001}\n",
-        "s.yaml:1: workload.clients: 10000001 is neither a number of clients, up to 10,000,000, "
-        "nor weights (their ...",
+        "s.yaml:1: workload.clients: must be at most 10000000, not 10000001 (their ...",
     ),
     (
         "workload: {clients: true}\n",
-        "s.yaml:1: workload.clients: true is neither a number of clients, up to 10,000,000, "
-        "nor weights (their ...",
+        "s.yaml:1: workload.clients: must be a whole number such as 64 or a list or a mapping of "
+        "keys, not true (their ...",
     ),
     (
         "workload:\n  prefix_groups: {num_prefixes: 10000001}\n",

@@ -138,7 +138,7 @@ def test_a_diurnal_load_follows_its_rates():
 
 @pytest.mark.parametrize("rates", [[], [0, 0], [1, -1], [1, inf], 5, "x", [1, None], {"a": 1}])
 def test_a_diurnal_load_refuses_rates_that_cannot_be(rates):
-    with pytest.raises(ValueError, match=r"diurnal\.rates: must be a list of finite rates"):
+    with pytest.raises(ValueError, match=r"diurnal\.rates(\.1)?: must "):
         generate({"request_rate": 1, "diurnal": {"rates": rates}})
 
 
