@@ -23,8 +23,8 @@ def band(profile: str, prompt: float, unmeasured: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("profile", "prompt", "row", "blind"),
     [
-        (LLAMA, LONG - 1, "| run: dense |", ": dense | "),
-        (LLAMA, LONG, "| run: dense, long prompts |", ": dense | "),
+        (LLAMA, LONG - 1, "| run: dense |", ": dense models | "),
+        (LLAMA, LONG, "| run: dense, long prompts |", ": dense models | "),
         (MIXTRAL, LONG, "| run: experts |", "experts on NVIDIA | "),
     ],
 )
@@ -55,7 +55,7 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
 def test_medians_of_blind_runs_are_those_of_the_page() -> None:
     """They were scored once and typed; each says of which row it is."""
     page = PAGE.read_text("utf-8")
-    rows = {"dense": "MI300X: dense", "experts": "the same: experts on NVIDIA"}
+    rows = {"dense": "MI300X: dense models", "experts": "mixtures of experts on NVIDIA"}
     for kind, named in rows.items():
         assert f"{named} | {blind(kind).removesuffix(' %')} |" in page
     with BLIND.open(encoding="utf-8") as file:
