@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from simulator.workload.traces.fields import FIELDS
+from simulator.workload.traces.fields import FIELDS, TELLABLE
 from simulator.workload.traces.formats import FORMATS
 
 PAGE = Path(__file__).parents[1] / "docs" / "workloads.md"
@@ -16,7 +16,7 @@ OTHERS = "the well-known names below"
 
 
 def tables() -> str:
-    """Make the tables: of each format its own names, and the names that any format may have."""
+    """Make the tables: of each format its own names, and the names that people give most."""
     rows = [*_formats(), "", *_fields()]
     return BEGIN + "\n".join(rows) + "\n" + END
 
@@ -39,11 +39,11 @@ def _formats() -> Iterator[str]:
 
 
 def _fields() -> Iterator[str]:
-    yield "The well-known names of each field:"
+    yield "The well-known names of the fields that people name most"
+    yield "(`simulator/workload/traces/names.yaml` has all fields):"
     yield ""
-    for field, names in FIELDS.items():
-        if names:
-            yield f"- `{field}`: {', '.join(f'`{name}`' for name in names)}"
+    for field in TELLABLE.strip().split(", "):
+        yield f"- `{field}`: {', '.join(f'`{name}`' for name in FIELDS[field])}"
 
 
 if __name__ == "__main__":

@@ -44,16 +44,15 @@ def test_a_run_prints_what_is_published_for_its_model() -> None:
     assert told["mean_tpot_ms"] == number.summary()["mean_tpot_ms"]
 
 
-def test_the_docs_show_the_table_of_published_acceptance() -> None:
+def test_the_docs_say_what_is_published() -> None:
+    """The file that the page names has rows of shipped models; the means are the page's."""
     page = (Path(__file__).parents[2] / "docs" / "speculative.md").read_text("utf-8")
-    table = Path(speculative_config.__file__).with_name("acceptance.csv").read_text("utf-8")
-    rows = [*csv.DictReader(table.splitlines())]
-    lines = [
-        f"| `{row['method']}` | {row['target']} | {row['task']} | {row['acceptance']} | "
-        f"[{row['source']}]({row['address']}) |"
-        for row in rows
-    ]
-    assert "\n".join(lines) in page
+    file = Path(speculative_config.__file__).with_name("acceptance.csv")
+    assert file.as_posix().endswith("/simulator/core/acceptance.csv")
+    assert "`simulator/core/acceptance.csv`" in page
+    rows = [*csv.DictReader(file.read_text("utf-8").splitlines())]
+    assert len(rows) == 10
+    assert "ten published figures" in page
     assert all(row["model"] in ("", *shipped_models()) for row in rows)
     for method in TYPICAL:
         assert f"{published(method, '')['mean']:.3f} for `{method}`" in page.replace("\n", " ")
