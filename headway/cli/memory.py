@@ -68,7 +68,7 @@ def memory(
     from headway.report.memory_report import memory_figures, memory_table
     from simulator.models.engine_sizes import LONGER
     from simulator.models.vision import TEXT_ALONE
-    from simulator.scenario.engines import release_of
+    from simulator.scenario.settle import beyond_positions
 
     refuse_own_code(no_own_code)
     flags = {
@@ -94,8 +94,9 @@ def memory(
         budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:
         raise HeadwayError(_by_options(error.messages, sets, scenario)) from None
-    variable, most = LONGER.get(budget.sizes.name), budget.model.longest(release_of(budget.sizes))
-    beyond = budget.max_model_len > most and variable and not _is_set(variable, command)
+    variable = LONGER.get(budget.sizes.name)
+    most = beyond_positions(budget.model, budget.sizes, budget.max_model_len)
+    beyond = most and variable and not _is_set(variable, command)
     if json_:
         print_json(memory_figures(budget) | {"fits": not (budget.refusal or beyond)})
     else:

@@ -18,7 +18,7 @@ from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
 from simulator.models.engine_sizes import KEEPS_WINDOWS_SINCE, LONGER
 from simulator.models.load import load_model
-from simulator.models.loaded import copies_bytes, draft_method_of
+from simulator.models.loaded import draft_method_of
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -410,10 +410,10 @@ def _tell_copies(launch: Launch) -> None:
         return
     gpus = (launch.engine.get(f"{how}_parallel_size", 1) for how in ("tensor", "data"))
     with suppress(ValueError, ZeroDivisionError):  # what is wrong is said where it is checked
-        each = copies / prod(gpus)
-        if size := copies_bytes(load_model(launch.model), each) / 2**30:
-            what = f"{each:g} more experts on each GPU take {size:.1f} GiB, which is not counted"
-            launch.told.append(what)
+        each, model = copies / prod(gpus), load_model(launch.model)
+        if size := model.matrix_bytes(each) - model.matrix_bytes(0):
+            what = f"take {size / 2**30:.1f} GiB, which is not counted"
+            launch.told.append(f"{each:g} more experts on each GPU {what}")
 
 
 def _check_drafts(launch: Launch, method: str, model: str = "", **_: object) -> None:

@@ -29,7 +29,7 @@ from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
 from simulator.models.kv_layout import KvLayout, exports_states, kv_layout, model_groups
-from simulator.models.loaded import Loaded, loaded, stage_bytes
+from simulator.models.loaded import Loaded, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import ScenarioError
@@ -301,15 +301,10 @@ def kv_budget(model: ModelSpec, gpu: Gpu, **keys: object) -> MemoryBudget:
     return fitting(estimate(model, gpu, EngineSizes(**keys)))
 
 
-class TooLittleMemoryError(ScenarioError):
-    """A model does not fit the memory of its GPUs."""
-
-
 def fitting(budget: MemoryBudget) -> MemoryBudget:
     """Return the budget; ValueError if fewer than two blocks are left, with how much is missing."""
-    missing = 2 * budget.layout.block_bytes - budget.room
-    if missing > 0:
-        raise TooLittleMemoryError("gpu", _too_big(budget, missing))
+    if why := too_big(budget):
+        raise ScenarioError("gpu", why)
     return budget
 
 
@@ -320,33 +315,8 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     if sizes.mamba_cache_mode == "align":
         exports = exports_states(model, gpu, sizes.release)
         sizes = sizes.model_copy(update={"exports_states": exports})
-    parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
-    peak, outputs = _encoder_bytes(model, sizes)
-    left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
-    graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
-    gpus, kind = sizes.tensor_parallel_size, max(model.cached_layers)
-    each = model.layer_bytes(kind, cache, gpus)
-    budget = MemoryBudget(
-        model=model,
-        gpu=gpu,
-        sizes=sizes,
-        weight_dtype=model.weight_dtype(sizes.weight_dtype),
-        kv_cache_dtype=cache,
-        weights=int(sum(parts)),
-        activations=max(peak, activation_bytes(model, sizes)) + outputs,
-        context=_context(gpu, sizes),
-        graphs=graph * model.num_hidden_layers,
-        kv_bytes_per_token=model.kv_bytes_per_token(cache, gpus) + sizes.more_layers(model) * each,
-        layout=kv_layout(model, sizes),
-        tower=int(parts.tower),
-        drafts=int(parts.drafts),
-    )
-    if sizes.pipeline_parallel_size == 1:
-        return budget
-    layers = model.split_layers(sizes.pipeline_parallel_size)
-    inner = max(peak, _layers_peak(model, sizes)) + outputs
-    peaks = [inner] * (len(layers) - 1) + [budget.activations]  # the last has the sampler
-    stages = [_stage_budget(budget, parts, layers, at, peak) for at, peak in enumerate(peaks)]
+    parts, layers = loaded(model, gpu, sizes), model.split_layers(sizes.pipeline_parallel_size)
+    stages = [_stage(model, gpu, sizes, parts, layers[:at]) for at in range(1, len(layers) + 1)]
     return min(stages, key=lambda stage: stage.room / stage.layout.block_bytes)
 
 
@@ -359,33 +329,52 @@ def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     return own
 
 
-def _stage_budget(
-    whole: MemoryBudget, parts: Loaded, layers: Sequence[int], at: int, activations: int
+def _stage(
+    model: ModelSpec, gpu: Gpu, sizes: EngineSizes, parts: Loaded, layers: Sequence[int]
 ) -> MemoryBudget:
-    """Get the budget of a stage, of which the first has the embedding and the last the lm_head.
+    """Get the budget of the last of some stages, of `layers` each: the first has the embedding.
 
-    All have encoders, and some models' classes both tables (read in vLLM 0.32).
+    The last of all has the lm_head, the sampler and what drafts. All have encoders, and some
+    models' classes both tables (read in vLLM 0.32).
     """
-    model, last = whole.model, at + 1 == len(layers)
-    share = layers[at] / sum(layers)
-    own = stage_bytes(model, whole.gpu, whole.sizes, sum(layers[:at]), layers[at]) / parts.layers
-    weights = (parts.layers + parts.unpacked) * own + parts.rest + parts.tower + parts.drafts * last
-    weights += parts.embedding * (at == 0 or model.embeds_on_each)
-    head = parts.head or parts.embedding * (not model.embeds_on_each)
-    weights += head * (last or model.head_on_each)
-    return whole._replace(
-        weights=int(weights),
-        activations=activations,
-        graphs=int(whole.graphs * share),
-        kv_bytes_per_token=whole.kv_bytes_per_token * share,
-        layout=whole.layout._replace(block_bytes=whole.layout.block_bytes * share),
-        layers=layers[at],
+    cache, gpus = sizes.cache(model), sizes.tensor_parallel_size
+    first, last = len(layers) == 1, len(layers) == sizes.pipeline_parallel_size
+    share, before = layers[-1] / model.num_hidden_layers, sum(layers[:-1])
+    has_table = first or model.embeds_on_each
+    head = parts.head or parts.embedding * (not has_table)
+    weights = sum(parts.layers[before : sum(layers)]) + parts.rest + parts.tower
+    weights += parts.embedding * has_table + head * (last or model.head_on_each)
+    encoder, outputs = _encoder_bytes(model, sizes)
+    peak = activation_bytes(model, sizes) if last else _layers_peak(model, sizes)
+    left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
+    graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
+    each = model.layer_bytes(max(model.cached_layers), cache, gpus)
+    per_token = model.kv_bytes_per_token(cache, gpus) + sizes.more_layers(model) * each
+    layout = kv_layout(model, sizes)
+    return MemoryBudget(
+        model=model,
+        gpu=gpu,
+        sizes=sizes,
+        weight_dtype=model.weight_dtype(sizes.weight_dtype),
+        kv_cache_dtype=cache,
+        weights=int(weights + parts.drafts * last),
+        activations=max(encoder, peak) + outputs,
+        context=_context(gpu, sizes),
+        graphs=graph * layers[-1],
+        kv_bytes_per_token=per_token * share,
+        layout=layout._replace(block_bytes=layout.block_bytes * share),
+        tower=int(parts.tower),
+        drafts=int(parts.drafts * last),
+        layers=0 if first and last else layers[-1],
     )
 
 
-def _too_big(budget: MemoryBudget, missing: float) -> str:
-    """Say what is in the way, and what it would take."""
+def too_big(budget: MemoryBudget) -> str:
+    """Say what is in the way of two blocks, and how much is missing; "": nothing is."""
     sizes, gpus = budget.sizes, budget.gpus
+    missing = 2 * budget.layout.block_bytes - budget.room
+    if missing <= 0:
+        return ""
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
         f"{budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "

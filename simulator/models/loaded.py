@@ -50,8 +50,7 @@ OF_ENCODERS = ("vision_tower.encoder.layers.0.self_attn.q_proj", "visual.blocks.
 class Loaded(NamedTuple):
     """Bytes on each GPU; `layers` and `rest` are the language model's."""
 
-    layers: float  # that pipeline stages share out
-    unpacked: float  # of latent attention, beside them
+    layers: tuple[float, ...]  # of each, which pipeline stages share out
     embedding: float
     head: float  # 0: the embedding is it
     rest: float  # angles, the last norm, other tables
@@ -71,20 +70,21 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
         why = f"vLLM runs {what} from compute capability {least} on; {gpu.name} has"
         raise ScenarioError("gpu", f"{why} {gpu.compute_capability}")
-    layers = _modules_bytes(model, gpu, sizes, model.modules)
     unpacked = 0.0
     if (own := model.latent) is not None:  # vLLM's W_UK_T and W_UV, and SGLang's
         each = model.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)
-        unpacked = HALF * model.num_hidden_layers * own.kv_lora_rank * each / gpus
-    outer = {
-        one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
-    }
+        unpacked = HALF * own.kv_lora_rank * each / gpus
+    layers = [unpacked] * model.num_hidden_layers
+    for name, size in _tensors(model, gpu, sizes, model.modules).items():
+        layers[int(name.split(".")[1])] += size
+    outer = _tensors(model, gpu, sizes, (_whole(one, gpus) for one in model.outer))
     embedding, head = outer.pop("embed_tokens"), outer.pop("lm_head", 0.0)
     rest = sum(outer.values()) + _angles(model, sizes)
     tower, vision = 0.0, model.vision
     if vision is not None and sizes.takes_images:
         tower = _tower(model, vision, sizes) / (1 if vision.is_whole else gpus)
-    return Loaded(layers, unpacked, embedding, head, rest, tower, _drafting(model, gpu, sizes))
+    drafts = _drafting(model, gpu, sizes)
+    return Loaded(tuple(layers), embedding, head, rest, tower, drafts)
 
 
 def _tower(model: ModelSpec, vision: VisionEncoder, sizes: EngineSizes) -> float:
@@ -109,10 +109,10 @@ def _whole(table: Module, gpus: int) -> Module:
     return table._replace(outputs=ceil(table.outputs / multiple) * multiple)
 
 
-def _modules_bytes(
+def _tensors(
     model: ModelSpec, gpu: Gpu, sizes: EngineSizes, modules: Iterable[Module]
-) -> float:
-    """Bytes of modules on each GPU."""
+) -> dict[str, float]:
+    """Bytes of the tensors of modules on each GPU."""
     formats, width = model.formats(sizes.weight_dtype), model.wide(sizes.weight_dtype)
     gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
     whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
@@ -131,22 +131,9 @@ def _modules_bytes(
             size = module_bytes(expert, formats, width, within) / min(spread, model.num_experts)
         tensor = FUSED.sub("", one.name)
         tensors[tensor] = tensors.get(tensor, 0.0) + size
-    if sizes.fraction_of != "static":
-        return sum(tensors.values())
-    return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
-
-
-def stage_bytes(model: ModelSpec, gpu: Gpu, sizes: EngineSizes, first: int, count: int) -> float:
-    """Bytes of `layers` that so many of them have on each GPU, from the first of them on."""
-    own = [one for one in model.modules if 0 <= int(one.name.split(".")[1]) - first < count]
-    return _modules_bytes(model, gpu, sizes, own)
-
-
-def copies_bytes(model: ModelSpec, copies: float) -> float:
-    """Bytes of so many copies of experts in each layer (vLLM's num_redundant_experts)."""
-    formats, width = model.formats(), model.wide()
-    experts = (module_bytes(one, formats, width) for one in model.modules if one.is_expert)
-    return copies * sum(experts) / max(model.num_experts, 1)
+    if sizes.fraction_of == "static":
+        tensors |= {k: ceil(n / CHUNK) * CHUNK for k, n in tensors.items() if n >= CHUNKED}
+    return tensors
 
 
 SHARED = re.compile(r"\b(self_attn|mlp)\.")
@@ -233,7 +220,7 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     method, draft = sizes.draft_method, sizes.draft
     if draft is not None and method == "draft_model":
         own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus))
-        return sum(own) - own.tower
+        return sum(own.layers) + sum(own[1:]) - own.tower
     if method == "mtp":
         if not model.has_mtp:
             raise ScenarioError("engine.speculative_config", f"mtp: {model.name} has no MTP layers")
@@ -241,7 +228,7 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
         head = f"layers.{at}."
         last = (one for one in model.modules if one.name.startswith(head))
         named = (one._replace(name="mtp." + one.name) for one in last)
-        return _modules_bytes(model, gpu, sizes, named) + HALF * 2 * hidden * hidden
+        return sum(_tensors(model, gpu, sizes, named).values()) + HALF * 2 * hidden * hidden
     if method not in ("eagle", "eagle3"):
         return 0.0
     one = draft or replace(
@@ -255,7 +242,8 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
         intermediate_size=model.dense_intermediate_size or model.intermediate_size,
     )
     width = one.hidden_size
-    layers = _modules_bytes(one, gpu, EngineSizes(tensor_parallel_size=gpus), one.modules)
+    alone = EngineSizes(tensor_parallel_size=gpus)
+    layers = sum(_tensors(one, gpu, alone, one.modules).values())
     if method == "eagle":
         return layers + HALF * 2 * hidden * width
     heads = (one.num_attention_heads + 2 * one.num_key_value_heads) * one.head_dim

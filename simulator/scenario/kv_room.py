@@ -11,7 +11,7 @@ from simulator.core.speculative_config import DraftConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
-from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError, estimate, fitting
+from simulator.models.kv_budget import MemoryBudget, estimate, fitting, too_big
 from simulator.models.load import load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import ModelSpec
@@ -82,7 +82,7 @@ def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftCon
     parts = loaded(model, gpu, sizes)
     head = parts.head or parts.embedding
     own = parts.drafts + head * (method in ("eagle", "mtp"))
-    whole = parts.layers + parts.unpacked + head + parts.rest
+    whole = sum(parts.layers) + head + parts.rest
     return DraftConfig(fraction=min(own / whole, 1.0))
 
 
@@ -169,17 +169,16 @@ def _of_replica(own: EngineBlocks, keys: Mapping[str, Any]) -> dict[str, Any]:
     return change
 
 
-def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
-    """Work out the memory; ValueError where there is too little, with what would be enough."""
-    try:
-        return memory_budget(own.engine, model, gpu)
-    except TooLittleMemoryError as error:
-        budget = estimate(model, gpu, engine_sizes(own.engine, model))
-        change = remedies(own, budget)
-        enough = f"it fits with {change}" if change else "take a larger GPU"
-        known = own.engine.follows_vllm or own.engine.name in ("sglang", "tensorrt-llm")
-        log = f'; its log would say "{budget.refusal}"' if known else ""
-        raise TooLittleMemoryError("gpu", f"{error.faults[0][1]}{log}; {enough}") from None
+def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu, runs: bool = True) -> MemoryBudget:
+    """Work out the memory; ValueError where it `runs` in too little, with what would be enough."""
+    budget = estimate(model, gpu, engine_sizes(own.engine, model))
+    if not runs or not (why := too_big(budget)):
+        return budget
+    change = remedies(own, budget)
+    enough = f"it fits with {change}" if change else "take a larger GPU"
+    known = own.engine.follows_vllm or own.engine.name in ("sglang", "tensorrt-llm")
+    log = f'; its log would say "{budget.refusal}"' if known else ""
+    raise ScenarioError("gpu", f"{why}{log}; {enough}")
 
 
 def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:

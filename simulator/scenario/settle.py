@@ -5,14 +5,14 @@ Every function names the scenario's field in its errors: `ValueError("field: wha
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
 from simulator.models.config_json import SINCE
 from simulator.models.engine_sizes import LONGER
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import MemoryBudget, TooLittleMemoryError
+from simulator.models.kv_budget import MemoryBudget
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
@@ -110,17 +110,15 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
             )
     if gpu is None:
         return None
-    power, given, refused = None, own.gpu.power, ""
+    power, given = None, own.gpu.power
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
-    needs_room = nullcontext() if runs else suppress(TooLittleMemoryError)
-    with attempt("gpu", "gpu model engine"), needs_room:
+    with attempt("gpu", "gpu model engine"):
         if own.encodes_only:  # it has no KV cache: enough is never too little
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:
-            budget = enough_memory(own, model, gpu)
-            refused, longest = _refused(own, budget), budget.max_model_len
-            blocks = budget.num_gpu_blocks
+            budget = enough_memory(own, model, gpu, runs)
+            longest, blocks = budget.max_model_len, budget.num_gpu_blocks
             engine = _with_size(engine, budget.block_size)
     if not runs:
         return None
@@ -154,9 +152,8 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         folder=folder,
         blame=own.error_at,
     )
-    told = [refused] if refused else []
-    told += [str(note.message) for note in notes]
-    return replace(spec, notes=(*told, *_warnings(spec)))
+    told = [_refused(own, budget) if budget else "", *(str(note.message) for note in notes)]
+    return replace(spec, notes=(*filter(None, told), *_warnings(spec)))
 
 
 def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
@@ -174,10 +171,16 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     )
 
 
+def beyond_positions(model: ModelSpec, engine: EngineConfig, longest: int) -> int:
+    """Return the most tokens of a request of a model, where `longest` is more; 0: it is not."""
+    most = model.longest(release_of(engine))
+    return most if longest > most else 0
+
+
 def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterator[str]:
     """Say what vLLM does not start: requests beyond the model's positions, an unknown family."""
-    most, since = model.longest(release_of(engine)), SINCE.get(model.family, "0.0.0")
-    if longest > most:
+    since = SINCE.get(model.family, "0.0.0")
+    if most := beyond_positions(model, engine, longest):
         beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of"
         asked = LONGER.get(engine.name)
         what = f": a server takes it only with {asked}=1" if asked else ""

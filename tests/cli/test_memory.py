@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.main import main
 from simulator import load_scenario, run
+from simulator.scenario import kv_room, settle
 from simulator.util.errors import HeadwayWarning
 
 MODELS = Path(__file__).parents[2] / "simulator" / "models" / "configs"
@@ -390,3 +391,14 @@ def test_drafts_take_a_part_of_each_token(capsys) -> None:
     assert figures(capsys, *words, "--speculative-config", drafts)["kv_bytes_per_token"] == (
         alone / 32 * 33
     )
+
+
+def test_what_starts_a_server_is_sought_once(capsys, monkeypatch) -> None:
+    """The scenario's check sought it, too, and its words were lost."""
+    sought = []
+    monkeypatch.setattr(kv_room, "remedies", lambda *given: sought.append(given) or "")
+    monkeypatch.setattr(settle, "remedies", kv_room.remedies)
+    for model in ("llama-3-70b", "phi-3-mini-128k"):  # no room at all; none for the longest
+        assert main(["memory", "--model", model, "--gpu", "L4", "--max-model-len", "100000"]) == 1
+        assert len(sought) == 1
+        sought.clear()

@@ -105,6 +105,15 @@ def test_the_stage_with_the_least_room_says_how_many_blocks_there_are() -> None:
     assert two.activations == 256 * LLAMA.vocab_size * 14  # the sampler's
 
 
+def test_a_stage_without_drafts_shows_none() -> None:
+    """The last one drafts; the fullest of 27, 27 and 26 layers is another."""
+    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": 0.0}
+    keys = {"speculative_config": drafts | {"draft": {"seconds": 0.0}}}
+    budget = kv_budget(LLAMA, GPUS["H200"], pipeline_parallel_size=3, **keys)
+    assert budget.layers == 27
+    assert budget.parts["weights"] == budget.weights
+
+
 @pytest.mark.parametrize(
     ("name", "gib"),
     [

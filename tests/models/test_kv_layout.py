@@ -181,7 +181,7 @@ def test_sglang_logs_what_is_gone_of_the_gpu() -> None:
     """Qwen3-14B on four GPUs, MiB a layer: 17.5, 12.5, 85 and 42.5 take 18, 14, 86 and 44."""
     model, keys = load_model("qwen3-14b"), {"tensor_parallel_size": 4, "block_size": 1}
     tensors, gone = (
-        loaded(model, H200, EngineSizes(**keys, fraction_of=fraction)).layers
+        sum(loaded(model, H200, EngineSizes(**keys, fraction_of=fraction)).layers)
         for fraction in ("all", "static")
     )
     assert gone - tensors == 40 * 4.5 * 2**20
