@@ -37,7 +37,9 @@ SHARED: list[str] = TABLE["shared"].split()
 
 TEXT = ("text_config", "llm_config")  # a block with the language model
 TOWERS = ("vision_config", "audio_config")
-OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+FORMATS = ("quantization_config", "compression_config", "quantization")
+"""Keys of the weights' formats, of which the first counts: of older compressed-tensors, MLX's."""
+OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", *FORMATS)
 """Keys that a file with such a block may have beside it."""
 
 FAMILIES: dict[str, dict[str, Any]] = {}
@@ -165,9 +167,13 @@ def _object(path: Path, text: str) -> dict[str, Any]:
 
 def _says_formats(raw: Mapping[str, Any]) -> bool:
     """Whether a config.json says of each module what it is in, or that none is quantized."""
-    config = raw.get("quantization_config")
+    config = _formats(raw)
     mixed = isinstance(config, dict) and config.get("quant_algo") == "MIXED_PRECISION"
     return config is not None and not (mixed and not config.get("quantized_layers"))
+
+
+def _formats(raw: Mapping[str, Any]) -> Any:
+    return next((raw[key] for key in FORMATS if raw.get(key) is not None), None)
 
 
 def _kind(raw: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
@@ -254,7 +260,7 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
         family=raw["model_type"],
         full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,
         dtype=_dtype(raw),
-        checkpoint=read_quantization(raw.get("quantization_config")),
+        checkpoint=read_quantization(_formats(raw)),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
     )
@@ -276,7 +282,9 @@ def _set_experts(raw: Mapping[str, Any], sizes: dict[str, int]) -> None:
     if key is None and raw.get("enable_moe_block"):  # an MLP beside the experts (Gemma 4)
         key = "intermediate_size"
     if key is not None:
-        sizes["num_shared_experts"], over = divmod(raw[key], max(sizes["intermediate_size"], 1))
+        sizes["num_shared_experts"], over = divmod(
+            size_of(raw, key), sizes["intermediate_size"] or 1
+        )
         if over:
             raise ValueError(f"{key}: {raw[key]} is no multiple of moe_intermediate_size")
     elif raw.get("shared_expert_gate") or raw["model_type"].endswith(("shared", "hybrid")):

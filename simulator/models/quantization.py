@@ -136,7 +136,10 @@ def read_quantization(config: object) -> Quantization | None:
         raise ValueError(f"quantization_config: must be a mapping, not {short_repr(config)}")
     if wrong := [*wrong_kinds(config)]:
         raise ValueError("\n".join(wrong))
-    method = str(config.get("quant_method", "modelopt" if "quant_algo" in config else None))
+    if isinstance(own := config.get("quantization"), Mapping):  # ModelOpt's file, as it is
+        config = {"quant_method": "modelopt", **own}
+    method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")
+    method = str(method).lower().replace("compressed_", "compressed-")  # as vLLM
     if (reader := READERS.get(method)) is None:
         raise ValueError(
             f"quantization_config: quant_method {method!r} is not known; there are "
@@ -205,9 +208,9 @@ def _integers(bits: object, group: int | None, zeros: bool) -> Format:
 
 def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read ModelOpt's, as config.json or hf_quant_config.json has it."""
-    algorithm = config.get("quant_algo")
+    algorithm = str(config.get("quant_algo") or "").upper()
     if algorithm == "MIXED_PRECISION":
-        names: dict[Format, list[str]] = {}
+        names: dict[Format | None, list[str]] = {}
         for name, layer in (config.get("quantized_layers") or {}).items():
             names.setdefault(_algorithm(layer), []).append(name)
         for found in sorted(names, key=lambda one: len(names[one])):
@@ -218,8 +221,11 @@ def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
         yield Rule((), _algorithm(config))
 
 
-def _algorithm(config: Mapping[str, Any]) -> Format:
-    name, group = str(config.get("quant_algo") or ""), config.get("group_size")
+def _algorithm(config: Mapping[str, Any]) -> Format | None:
+    """Return the format of an algorithm's weights; None: they are in 16 bits, the cache is not."""
+    name, group = str(config.get("quant_algo") or "").upper(), config.get("group_size")
+    if not name:
+        return None
     word = TABLE["modelopt"].get("NVFP4" if "FP4" in name else name)
     if word is None:
         raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
@@ -235,9 +241,9 @@ def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
         names = () if CLASSES.intersection(targets) else tuple(targets)
         if weights := group.get("weights"):
             rules.append(Rule(names, _weights(weights)))
-    if not rules:
+    if not rules and not config.get("kv_cache_scheme"):
         raise ValueError("quantization_config: weights of None bits are not supported")
-    yield from sorted(rules, key=lambda rule: not rule.names)
+    yield from sorted(rules or [Rule((), None)], key=lambda rule: not rule.names)
 
 
 CLASSES = {"Linear", "RowParallelLinear"}
@@ -277,8 +283,9 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Iterable[Rule]]] = {
         ("fp8", "fbgemm_fp8"), lambda one: (Rule((), _fp8_of(one.get("weight_block_size"))),)
     ),
     "compressed-tensors": _compressed,
-    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
-    **dict.fromkeys(("awq", "gptq", "auto-round", "intel/auto-round"), _grouped),
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), _modelopt),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), _grouped),
+    **dict.fromkeys(("auto-round", "intel/auto-round"), _grouped),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), lambda _: in_one_format("mxfp4").rules),
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,

@@ -4,6 +4,7 @@ The bytes are those of vLLM 0.24's cache specs (kv_cache_interface.py): 2 x head
 a FullAttentionSpec, latent + rope of an MLAAttentionSpec, the shapes of a MambaSpec.
 """
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -287,7 +288,9 @@ def test_a_window_that_a_file_does_not_name(tmp_path: Path) -> None:
 def test_weights_of_vllms_own_classes(name: str, gpus: int, gib: float) -> None:
     """GiB that parameters and buffers of vLLM 0.32 have on each GPU, on torch's meta device."""
     sizes = EngineSizes(tensor_parallel_size=gpus, release=(0, 32, 0))
-    assert sum(loaded(load_model(name), H100, sizes)) / 2**30 == pytest.approx(gib, rel=0.002)
+    parts = loaded(load_model(name), H100, sizes)
+    whole = sum(parts.layers) + sum(parts[1:])
+    assert whole / 2**30 == pytest.approx(gib, rel=0.002)
 
 
 DRAFTS = {"num_speculative_tokens": 1, "acceptance": 0.7}
@@ -303,6 +306,14 @@ def test_ernies_drafts_have_no_experts() -> None:
     attention = 2560 * (2 * 2560 + 2 * 512) + 2 * 2560  # and two norms
     weights = attention + 3 * 2560 * 12288 + 2 * 2560 * 2560
     assert loaded(model, H100, sizes).drafts == 2 * weights
+
+
+def test_an_mlp_beside_experts_needs_its_size() -> None:
+    """Gemma 4's; it was a traceback."""
+    whole = copy.deepcopy(dict(load_model("gemma-4-26b-a4b").config))
+    del whole["text_config"]["intermediate_size"]
+    with pytest.raises(ValueError, match=r"^intermediate_size: must be a positive whole number"):
+        spec_of("gemma", whole)
 
 
 def test_longrope_has_its_first_positions_unless_more_are_asked(tmp_path: Path) -> None:

@@ -194,6 +194,57 @@ def test_what_cannot_be_read_is_said(config: dict[str, object], why: str) -> Non
         read_quantization(config)
 
 
+@pytest.mark.parametrize(
+    ("key", "config", "weights", "cache"),
+    [
+        ("compression_config", COMPRESSED, "fp8", ""),
+        ("quantization_config", COMPRESSED | {"quant_method": "compressed_tensors"}, "fp8", ""),
+        ("quantization_config", {"quant_method": "AWQ", "bits": 4, "group_size": 8}, "int4", ""),
+        (
+            "quantization_config",
+            {"producer": {}, "quantization": {"quant_algo": "nvfp4"}},
+            "nvfp4",
+            "",
+        ),
+        (
+            "quantization_config",
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}},
+            "nvfp4",
+            "",
+        ),
+        (
+            "quantization_config",
+            {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
+            "",
+            "fp8",
+        ),
+        (
+            "quantization_config",
+            COMPRESSED | {"config_groups": {}, "kv_cache_scheme": SCHEME},
+            "",
+            "fp8",
+        ),
+    ],
+)
+def test_older_forms_of_the_formats(
+    tmp_path: Path, key: str, config: dict[str, object], weights: str, cache: str
+) -> None:
+    """As vLLM 0.33 (_normalize_quantization_config, ModelOptQuantConfigBase.from_config).
+
+    Headway took the first for 16 bits, the two of the cache alone for fp8 and for a mistake.
+    """
+    model = load_model(write_config(tmp_path, **{key: config}))
+    assert model.checkpoint is not None
+    assert (model.quantization, model.checkpoint.cache) == (weights, cache)
+    assert (model.weight_bytes() < 2 * model.parameters) == bool(weights)
+
+
+def test_weights_of_mlx_are_not_taken_for_16_bits(tmp_path: Path) -> None:
+    path = write_config(tmp_path, quantization={"group_size": 64, "bits": 4})
+    with pytest.raises(ValueError, match=r"quantization_config: quant_method '' is not known"):
+        load_model(path)
+
+
 def test_what_is_wrong_in_modelopts_own_file_names_it(tmp_path: Path) -> None:
     """It was config.json that was blamed."""
     path = write_config(tmp_path)
@@ -247,7 +298,7 @@ def test_gpus_share_no_block_of_weights(
     sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
     path = write_config(tmp_path, **sizes, intermediate_size=inner, quantization_config=formats)
     model = load_model(path)
-    assert loaded(model, H100, EngineSizes(tensor_parallel_size=1)).layers > 0
+    assert loaded(model, H100, EngineSizes(tensor_parallel_size=1)).layers[0] > 0
     with pytest.raises(ValueError, match=why):
         loaded(model, H100, EngineSizes(tensor_parallel_size=8))
 
@@ -258,12 +309,14 @@ def test_gpus_share_no_block_of_an_expert() -> None:
     vLLM 0.32 loads it with scales for 64 x 64 numbers, the largest blocks of which 192 has some.
     """
     model = load_model("Qwen/Qwen3-235B-A22B-FP8")
-    assert loaded(model, H100, EngineSizes(tensor_parallel_size=8)).layers > 0
+    assert loaded(model, H100, EngineSizes(tensor_parallel_size=8)).layers[0] > 0
     eight = EngineSizes(tensor_parallel_size=8, release=(0, 31, 0))
     with pytest.raises(ValueError, match="output_size of gate's and up's weight = 192 is not"):
         loaded(model, H100, eight)
-    assert loaded(model, H100, eight.model_copy(update={"enable_expert_parallel": True})).layers > 0
-    assert loaded(model, H100, eight.model_copy(update={"tensor_parallel_size": 4})).layers > 0
+    assert (
+        loaded(model, H100, eight.model_copy(update={"enable_expert_parallel": True})).layers[0] > 0
+    )
+    assert loaded(model, H100, eight.model_copy(update={"tensor_parallel_size": 4})).layers[0] > 0
 
 
 def test_a_model_without_mtp_layers_drafts_nothing() -> None:
@@ -284,7 +337,9 @@ def test_a_gpu_may_be_too_old_for_a_format(model: str, gpu: str, keys: dict, lea
     """They were counted as if they ran."""
     with pytest.raises(ValueError, match=least):
         loaded(load_model(model), find_gpu(gpu), EngineSizes(**keys))
-    assert loaded(load_model("llama-3-8b"), find_gpu(gpu), EngineSizes(dtype="float16")).layers > 0
+    assert (
+        loaded(load_model("llama-3-8b"), find_gpu(gpu), EngineSizes(dtype="float16")).layers[0] > 0
+    )
 
 
 VISIONS = {
