@@ -21,12 +21,13 @@ from headway.conformance.cases import read_cases, write_lines
 from headway.conformance.compare import conform, report
 from headway.conformance.recorder import dump
 from headway.sglang import draw_options
+from headway.sglang.policy import ORDERS
 from headway.sglang.recorder import record
 from headway.sglang.stand_ins import load_sglang
 from simulator.util.errors import HeadwayError
 
 Values = dict[str, Any]
-POLICIES = ("sjf", "hrrn", "boost", "fair", "wfq", "drr", "headway.sglang.parity:Newest")
+POLICIES = (*ORDERS, "headway.sglang.parity:Newest")
 SECOND = 1e-9  # of a policy, on a clock of nanoseconds
 
 

@@ -4,12 +4,16 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from headway.vllm.policy import VARIABLE, make_policy
-from simulator.scenario.policy_table import policy_name
-from simulator.schedulers.sglang.queue_order import check_orders
+from headway.vllm.policy import PLUGIN_POLICIES, VARIABLE, make_policy
+from simulator.scenario.policy_table import POLICIES, policy_name
+from simulator.schedulers.sglang.queue_order import MORE_THAN_ORDER, check_orders
 from simulator.util.errors import HeadwayError
 
-ORDERS = "sjf", "boost", "hrrn", "fair", "wfq", "drr"
+ORDERS = [
+    name
+    for name in PLUGIN_POLICIES
+    if not any(hasattr(POLICIES[name], hook) for hook in MORE_THAN_ORDER)
+]
 """Headway's policies that only order the queue."""
 RELEASE = "0.5.23"
 """The SGLang whose scheduler this fits: what is hooked is private and changes."""

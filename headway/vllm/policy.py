@@ -18,23 +18,12 @@ from simulator.util.user_code import load_user_code
 
 VARIABLE = POLICY_VARIABLE
 
+PLUGIN_POLICIES = [n for n, cls in POLICIES.items() if not issubclass(cls, SchedulerBase)]
 CLASSES: dict[str, str | None] = {
     "HeadwayScheduler": None,
-    "SJF": "sjf",
-    "SRPT": "srpt",
-    "HRRN": "hrrn",
-    "Boost": "boost",
-    "MLFQ": "mlfq",
-    "Priority": "priority",
-    "Preemptive": "preemptive",
-    "Deadline": "deadline",
-    "Fair": "fair",
-    "WFQ": "wfq",
-    "DRR": "drr",
-    "VirtualFinishTime": "virtual-finish-time",
+    **{POLICIES[name].__name__: name for name in PLUGIN_POLICIES},
 }
 """The classes for `--scheduler-cls`, and their policies; None: the one in HEADWAY_POLICY."""
-PLUGIN_POLICIES = tuple(filter(None, CLASSES.values()))
 
 
 def make_policy(

@@ -14,7 +14,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import ENGINES
 from simulator.schedulers.base import SchedulerBase
-from simulator.schedulers.limits import ALL_LIMITS, VLLM_LIMITS
+from simulator.schedulers.limits import ADMISSION_RULES, ALL_LIMITS, VLLM_LIMITS
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
@@ -75,9 +75,6 @@ POLICY_VARIABLE = "HEADWAY_POLICY"
 DYNAMIC_HOOKS = ("rank", "displaces", "promote", "refresh")
 """What makes a policy need the DynamicScheduler, see `policies.Policy`."""
 
-
-ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
-"""Rules of admission that vLLM does not have: keys of the engine, as in `Limits`."""
 LIMIT_KEYS = ALL_LIMITS & {*EngineConfig.model_fields}
 """Limits that are keys of the engine."""
 

@@ -57,6 +57,8 @@ class Limits(VllmLimits):
         return type(self)(**{name: getattr(self, name) for name in names})
 
 
+ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
+"""What vLLM does not have, and other schedulers refuse unless they obey it."""
 VLLM_LIMITS = tuple(field.name for field in fields(VllmLimits))
 ALL_LIMITS = frozenset(field.name for field in fields(Limits))
 SIZES = frozenset({"max_num_seqs", "max_model_len"})

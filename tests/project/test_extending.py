@@ -8,12 +8,43 @@ import pytest
 
 from headway.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(python|yaml)\n(.*?)^```$", PAGE, re.M | re.S)
 FILES = {
     match[1]: text for _, text in BLOCKS if (match := re.match(r"# (my_\w+\.(?:py|yaml))\n", text))
 }
 SCRIPTS = [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# my_")]
+
+TABLE = "simulator/scenario/policy_table.py"
+DECLARED = {
+    "a policy": [("mlfq", TABLE), ("MLFQ", "simulator/policies/preemptive.py", TABLE)],
+    "a scheduler": [("HfStatic", "simulator/schedulers/static.py", TABLE)],
+    "a knob of a scheduler": [
+        (
+            "min_decode_blocks_scope",
+            "simulator/core/engine_config.py",
+            "simulator/schedulers/limits.py",
+        )
+    ],
+    "a router": [
+        ("least_kv", "simulator/cluster/routers.py"),
+        ("LeastKv", "simulator/cluster/routers.py"),
+    ],
+    "a trace format": [("trtllm_bench", "simulator/workload/traces/formats.yaml")],
+    "a finding": [
+        ("scattered_prefixes", "simulator/diagnosis/fleet_rules.py", "simulator/diagnosis/rules.py")
+    ],
+    "a metric": [
+        ("offloading_bytes", "headway/report/metrics.csv", "simulator/results/engine_metrics.py")
+    ],
+    "a verb": [("doctor", "headway/cli/doctor.py", "headway/cli/main.py")],
+}
+"""Names of each kind, and the files that declare them."""
+USES = re.compile(
+    r"parity\.py$|schedulers/vllm/admission\.py$|diagnosis/(advice|prefixes)\.py$|scenario/checks\.py$"
+)
+"""Files that do what a name says, or draw cases of it."""
 
 
 @pytest.fixture
@@ -65,3 +96,22 @@ def test_the_policy_does_what_it_says(folder) -> None:
         waits.append(result.requests.groupby("client", observed=True).queue_time.mean())
     assert waits[1]["client-0"] < waits[0]["client-0"] / 2
     assert waits[1]["client-1"] > waits[0]["client-1"]
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_a_thing_is_declared_in_two_files_at_most(kind: str) -> None:
+    """Tables, pages, laws and plug-ins find it there."""
+    paths = [
+        path
+        for package in ("simulator", "headway")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".csv", ".yaml", ".json")
+    ]
+    for name, *files in DECLARED[kind]:
+        found = {
+            str(path.relative_to(ROOT))
+            for path in paths
+            if re.search(rf"\b{name}\b", path.read_text("utf-8"))
+        }
+        assert {file for file in found if not USES.search(file)} == {*files}
+        assert len(files) <= 2

@@ -75,7 +75,7 @@ def test_the_environment_has_name_and_arguments(monkeypatch: pytest.MonkeyPatch)
         ("", "HEADWAY_POLICY: is not set; it names a policy"),
         ("sjf", "HEADWAY_POLICY: 'sjf' is no JSON: "),
         ("[]", r"HEADWAY_POLICY: must be a JSON object, not '\[\]'"),
-        ('{"policy": "sjff"}', "HEADWAY_POLICY: no policy 'sjff'; there are sjf, .*sjf"),
+        ('{"policy": "sjff"}', "HEADWAY_POLICY: no policy 'sjff'; there are priority, .*sjf"),
         ('{"policy": 3}', "HEADWAY_POLICY: no policy 3; "),
         ('{"policy": "static"}', "HEADWAY_POLICY: static is no policy that orders .* vLLM"),
         ('{"policy": "sglang"}', "HEADWAY_POLICY: sglang is no policy that orders .* vLLM"),

@@ -20,6 +20,12 @@ BY_ENTRY = ("hrrn", "shortest-prefill-first")
 WITH_PRIORITIES = ("fcfs", "lof")
 MATCHED_AT_MOST = 128  # requests; with more, lpm and hrrn do not look at the cache
 REFRESH_INTERVAL = 32  # sorts, from one that uses the paths of those who wait to the next
+MORE_THAN_ORDER = {
+    "displaces": "lets waiting requests displace running ones",
+    "victim": "picks victims",
+    "promote": "promotes requests that have waited long",
+}
+"""What a policy may do beside ordering the queue, by its hooks."""
 IN_BATCH_PREFIX_TOKENS = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
 
 
@@ -101,12 +107,7 @@ class PolicyQueue:
 
 def check_orders(policy: type, name: str) -> None:
     """Refuse a policy that does more than order the waiting queue; ValueError says what."""
-    more = {
-        "displaces": "lets waiting requests displace running ones",
-        "victim": "picks victims",
-        "promote": "promotes requests that have waited long",
-    }
-    for hook, what in more.items():
+    for hook, what in MORE_THAN_ORDER.items():
         if hasattr(policy, hook):
             raise ValueError(
                 f"{name} {what}: under SGLang, which chooses itself whom it retracts, a policy "

@@ -364,12 +364,11 @@ class SgLang(ContinuousBatching):
 
     def _decode_all(self, step: Step) -> None:
         batch = self.batch
-        count = batch.count
         if batch.block_size > 1:
-            self.blocks.make_room(count)
+            self.blocks.make_room(batch.count)
         self.blocks.take_ticks(batch, 1)
-        step.decodes += count
-        step.context += batch.context + count
+        step.decodes += batch.count
+        step.context += batch.context + batch.count
 
     def _decode(self, step: Step) -> bool:
         """Let all decode who have room; False: nobody does."""
