@@ -110,7 +110,7 @@ def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] 
             models.append(option.value)
         elif option.text.startswith("-O.") and release >= NO_DOTS_SINCE:
             wrong.append(f"{option.text}: went after 0.12: write -cc{option.text[2:]}")
-        elif row.engine == "vllm" and not option.written.is_in(release):
+        elif row.engine == "vllm" and not option.is_in(release):
             wrong.append(f"{option.text.split()[0]}: {option.written.why_not_in(release)}")
         elif not option.is_default or row.effect.startswith("engine."):
             try:

@@ -10,6 +10,7 @@ import yaml
 
 from simulator.launch.fields import EngineField, by_option, read_size, read_value, same_option
 from simulator.launch.words import Command, option_words
+from simulator.schedulers.vllm.rules import Release
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.yaml_lines import read_text
 
@@ -19,6 +20,9 @@ SPEC = {
     "--spec-tokens": "num_speculative_tokens",
 }
 """Options of vLLM that are keys of --speculative-config."""
+PAIRS = {"--enable": "--disable", "--disable": "--enable"}
+PAIRED_SINCE = "0.33"
+"""From then on vLLM takes `--disable-x` for `--no-enable-x`, and the other way round."""
 NESTED = ("kv_cache_config", "scheduler_config")
 """Blocks of TensorRT-LLM's YAML."""
 
@@ -34,6 +38,11 @@ class Option(NamedTuple):
     def written(self) -> EngineField:
         """The row of the option as it was written, which may be a key of another's value."""
         return by_option(self.row.engine).get(self.text.split()[0], self.row)
+
+    def is_in(self, release: Release) -> bool:
+        """Say whether a release of vLLM has it as it was written."""
+        row = self.row if self.row.since == PAIRED_SINCE else self.written
+        return row.is_in(release) or self.written.is_in(release)
 
     @property
     def is_default(self) -> bool:
@@ -80,7 +89,7 @@ def _read_option(
             raise ValueError(f"{given}: is a flag without a value, not {text!r}")
         return Option(row, given, not negated), at + 1
     count = 0 if equals else _count_values(words, at + 1, 99 if row.kind == "list" else 1)
-    if not equals and not count:
+    if not equals and not count and row.kind != "text or none":
         raise ValueError(f"{given}: has no value")
     text = text if equals else " ".join(words[at + 1 : at + 1 + count])
     try:
@@ -100,8 +109,14 @@ def _read_option(
 def _find(command: Command, name: str) -> tuple[EngineField, bool]:
     """Find an option's row, and whether it is written with --no-; ValueError if there is none."""
     engine, known = command.engine, by_option(command.engine)
-    if name in known:
+    head = name[: name.find("-", 2)]
+    other = name.replace(head, PAIRS.get(head, ""))
+    paired = engine == "vllm" and not command.offline and other in known
+    paired = paired and known[other].kind == "flag"
+    if name in known and not (paired and known[name].until):
         return known[name], False
+    if paired:
+        return known[other]._replace(since=PAIRED_SINCE), True
     positive = re.sub("^--no[-_]", "--", name)
     if engine != "sglang" and positive in known and known[positive].kind == "flag":
         return known[positive], True

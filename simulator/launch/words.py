@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
+from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +30,10 @@ PUBLISHED = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
 """Containers that are published, whose tag is the release; vLLM's entry point starts a server."""
 IMAGE = r"([\w-]+/[\w-]+?)(?:-rocm|-cpu)?(?::v?([\w.-]+))?(?:@sha256:\w+)?$"
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*)|\[[@*]\])?\}|\$\((\w+)\)|\$(\w+)")
 """As a shell, a Compose file and Kubernetes write it, the first two with a default."""
+DEFAULTS = re.compile(r"\$\{(\w+):?=([^}]*)\}")
+ARRAY = re.compile(r"\b(\w+)(\+?)=\(([^()]*)\)")
 CALLS = {"LLM": "vllm", "Engine": "sglang"}
 """What Python calls in the place of a server."""
 CALLED = re.compile(rf"(?:^|[\s=.])(?:{'|'.join(CALLS)})\(")
@@ -55,7 +58,7 @@ def find_command(given: str) -> Command:
     text = given.strip()
     if not text:
         raise HeadwayError("--command: is empty")
-    if len(text) < 4096 and "\n" not in text and Path(text).is_file():
+    if isfile(text):  # also of what is too long for a name
         text = read_text(Path(text)).strip()
     elif re.fullmatch(r"\S+\.(?:sh|bash|ya?ml|json|py|txt)", text):
         raise HeadwayError(f"--command: {text}: no such file")
@@ -190,10 +193,8 @@ def _containers(node: object, replicas: int = 1) -> Iterator[tuple[dict[str, Any
 
 def _of_shell(text: str) -> Iterator[Command]:
     """Yield the commands of a script, with the variables that it assigns."""
-    joined = _joined(text)
     try:
-        variables = _assigned(shlex.split(joined))
-        return _scan(shlex.split(_expand(joined, variables)))
+        return _inner([], text, {})
     except ValueError as error:
         raise HeadwayError(
             f"--command: {one_line(error)[0].lower()}{one_line(error)[1:]}"
@@ -208,12 +209,20 @@ def _joined(script: str) -> str:
     quoted = r"('[^']*'|\"(?:\\.|[^\"\\])*\")"
     plain = re.sub(rf"{quoted}|(?<!\S)#[^\n]*", lambda found: found[1] or "", script)
     plain = re.sub(r"\\\s*\n", " ", plain)
+    plain = ARRAY.sub(_as_variable, plain)
+    plain = re.sub(r'"(\$\{\w+\[[@*]\]\})"', r"\1", plain)
     return re.sub(rf"{quoted}|\n(?!\s*-)", lambda found: found[1] or " ; ", plain)
+
+
+def _as_variable(array: re.Match[str]) -> str:
+    """Write an array of a shell as a variable with its words."""
+    before = f"${{{array[1]}}} " if array[2] else ""
+    return f"{array[1]}={shlex.quote(before + array[3])}"
 
 
 def _assigned(words: list[str]) -> dict[str, str]:
     """Return the variables that words of a shell assign."""
-    variables: dict[str, str] = {}
+    variables = dict(DEFAULTS.findall(" ".join(words)))
     for word in words:
         if pair := ASSIGNED.fullmatch(word):
             variables[pair[1]] = _expand(pair[2], variables)
@@ -253,16 +262,16 @@ def _scan(words: list[str], first: int = 0) -> Iterator[Command]:
         engine = PROGRAMS.get(program, "vllm")
         rest = words[at + max(len(program), 1) :]
         end = next((i for i, word in enumerate(rest) if ENDS.fullmatch(word)), len(rest))
-        tags = [image[2] or "" for _, image in images if PUBLISHED[image[1]] == engine]
-        releases = [release[0] for tag in tags if (release := re.match(r"\d+(\.\d+)+", tag))]
-        yield Command(engine, rest[:end], variables, releases[0] if releases else None)
+        tags = [f"{engine}=={image[2]}" for _, image in images if PUBLISHED[image[1]] == engine]
+        pinned = re.search(rf"{engine}(\[\S*\])?==([0-9]+(\.[0-9]+)+)", " ".join([*tags, *words]))
+        yield Command(engine, rest[:end], variables, pinned and pinned[2])
 
 
 def _inner(before: list[str], script: str, variables: Mapping[str, str]) -> Iterator[Command]:
-    """Yield the commands of what `sh -c` runs."""
+    """Yield the commands of a script, or of what `sh -c` runs."""
     plain = _joined(script)
     known = {**variables, **_assigned(shlex.split(plain))}
-    yield from _scan([*before, *shlex.split(_expand(plain, known))], len(before))
+    return _scan([*before, *shlex.split(_expand(plain, known))], len(before))
 
 
 def _entry_point(words: list[str]) -> list[str]:

@@ -214,3 +214,64 @@ def test_options_of_drafts_went_before_the_releases_that_are_known() -> None:
     with pytest.raises(HeadwayError) as told:
         read_launch("vllm serve M --speculative-model D --num-speculative-tokens 3")
     assert str(told.value).count("has no such option: it went after 0.8.2") == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "version", "keys"),
+    [
+        ("--disable-prefix-caching", None, {"enable_prefix_caching": False}),
+        ("--enable_hybrid_kv_cache_manager", None, {"disable_hybrid_kv_cache_manager": False}),
+        ("--disable-log-requests", None, {}),
+        ("--disable-log-requests", "0.16.0", {"version": "0.16.0"}),
+        ("--hf-token hf_x --grpc --middleware a.b", None, {}),
+        ("--hf-token --allowed-origins '[\"*\"]'", None, {}),
+        ("--device-memory-utilization 0.8", None, {"gpu_memory_utilization": 0.8}),
+    ],
+)
+def test_other_names_of_options_are_read_as_vllm_reads_them(option, version, keys) -> None:
+    """`EnableDisableAction` of vLLM 0.33; `--hf-token` may have a value, `--middleware` one."""
+    launch = read_launch(f"vllm serve {option} --port 1 m", version)
+    assert (launch.model, launch.engine) == ("m", {"name": "vllm"} | keys)
+
+
+def test_pairs_of_options_came_with_0_33() -> None:
+    for command, version, why in (
+        ("vllm serve m --disable-prefix-caching", "0.32.0", "it came with 0.33"),
+        ("vllm serve m --disable-log-requests", "0.32.0", "it went after 0.16"),
+        ('LLM("m", disable_prefix_caching=True)', None, "is no option of vllm"),
+    ):
+        with pytest.raises(HeadwayError, match=why):
+            read_launch(command, version)
+
+
+ARRAYS = """: "${MODEL:=m}"
+ARGS=(
+  --max-num-seqs ${SEQS:=8}  # seats
+)
+ARGS+=(--hf-overrides '{"max_position_embeddings": 9}')
+vllm serve "$MODEL" "${ARGS[@]}"
+"""
+
+
+def test_arrays_and_defaults_of_a_shell_are_put_in_their_places() -> None:
+    launch = read_launch(ARRAYS)
+    keys = {"max_num_seqs": 8, "hf_overrides": {"max_position_embeddings": 9}}
+    assert (launch.model, launch.engine) == ("m", {"name": "vllm"} | keys)
+
+
+@pytest.mark.parametrize(
+    ("command", "version"),
+    [
+        ("uv run --with vllm==0.30.0 vllm serve m", "0.30.0"),
+        ("pip install 'vllm[audio]==0.25.1' && vllm serve m", "0.25.1"),
+        ("pip install 'vllm>=0.25.1' && vllm serve m", None),
+    ],
+)
+def test_a_pinned_package_says_the_release(command: str, version: str | None) -> None:
+    assert read_launch(command).engine.get("version") == version
+
+
+@pytest.mark.parametrize("server", ["vllm serve", "python -m sglang.launch_server"])
+def test_a_command_may_be_longer_than_the_name_of_a_file(server: str) -> None:
+    """It ended by OSError where no slash was among the first 255 bytes."""
+    assert read_launch(f"{server} {'--port 1 ' * 40} --model m").model == "m"
