@@ -70,8 +70,25 @@ def rows_of(table: Columns, rows: Ints) -> Columns:
     return replace(table, **found)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Requests:
+    """What may be told of requests beside times and lengths, in columns; None: nothing is."""
+
+    client: list[str] | None = None
+    priority: Ints | None = None  # smaller is sooner
+    max_tokens: Ints | None = None  # output tokens that the client allows; 0: it does not say
+    segments: list[Segments | None] | None = None  # contents of the prompts, as in request.py
+    after: Ints | None = None  # the request that must end first; -1: none
+    delay: Floats | None = None  # s, think time
+    cancel_after: Floats | None = None  # s after it is sent that its client hangs up; NaN: never
+    hint: Ints | None = None  # output tokens that the client predicts; 0: it does not say
+    model: list[str] | None = None  # the adapter or model asked for; "": the engine's own model
+    images: Ints | None = None  # of each request, where a trace says how many
+    images_counted: bool = False  # in the prompts' tokens
+
+
 @dataclass(slots=True, eq=False)
-class Workload:
+class Workload(Requests):
     """Requests as columns; a request's id is its index in them.
 
     `arrival` is in seconds from the start of the run and ascends. A request that continues a
@@ -83,23 +100,12 @@ class Workload:
     arrival: Floats  # s; NaN: `delay` after the end of request `after`
     prompt_tokens: Ints  # >= 1
     output_tokens: Ints  # >= 1, at which the request ends by itself
-    client: list[str] | None = None
-    priority: Ints | None = None  # smaller is sooner
-    max_tokens: Ints | None = None  # output tokens that the client allows; 0: it does not say
-    segments: list[Segments | None] | None = None  # contents of the prompts, as in request.py
-    after: Ints | None = None  # the request that must end first; -1: none
-    delay: Floats | None = None  # s, think time
-    cancel_after: Floats | None = None  # s after it is sent that its client hangs up; NaN: never
-    hint: Ints | None = None  # output tokens that the client predicts; 0: it does not say
-    model: list[str] | None = None  # the adapter or model asked for; "": the engine's own model
     prompt: Ints | None = None  # the number of the prompt that it is a sample of
-    images: Ints | None = None  # of each request, where a trace says how many
     max_concurrency: int | None = None
     frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it
     burstiness: float = 1.0  # likewise
     source: str = ""  # the file or the generator, in one line
-    images_counted: bool = False  # in `prompt_tokens`, before they are drawn
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -155,7 +161,7 @@ class Workload:
             raise MappingError("max_concurrency", f"{self.max_concurrency} is not 1 or more")
 
     def _check_columns(self) -> None:
-        for name in COLUMNS[1:]:
+        for name in sorted(COLUMNS):
             column = getattr(self, name)
             if column is not None and len(column) != len(self):
                 raise MappingError(name, f"{len(column)} values for {len(self)} requests")
@@ -185,5 +191,5 @@ class Workload:
 
 
 _NAMES = [one.name for one in fields(Workload)]
-COLUMNS = _NAMES[: _NAMES.index("max_concurrency")]
+COLUMNS = {*_NAMES[: _NAMES.index("max_concurrency")]} - {"images_counted"}
 """What each request has."""

@@ -1,5 +1,6 @@
 """Generated workloads: lengths, prefixes, sessions, clients, and what is refused."""
 
+from dataclasses import fields
 from math import ceil, floor, inf
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.support.workloads import generate, generator_errors
 def columns(w: Workload) -> dict[str, object]:
     """All that two equal workloads have in common, as comparable values."""
     arrays = {"arrival", "prompt_tokens", "output_tokens", "after", "delay", "max_tokens"}
-    values = {name: getattr(w, name) for name in Workload.__slots__}
+    values = {name: getattr(w, name) for name in [one.name for one in fields(w)]}
     return {k: v.tobytes() if k in arrays and v is not None else v for k, v in values.items()}
 
 

@@ -5,11 +5,9 @@ What is one object a line is read by `json_lines.py`; Parquet, by pyarrow, has t
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -53,46 +51,27 @@ def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
         number += whole.count("\n")
 
 
-@dataclass(slots=True)
-class Piece:
-    """Some lines of a file, or rows of Parquet, each run of them with the number of its first."""
-
-    path: Path
-    head: list[Item]  # the line of names, where there is one
-    body: list[Item]
-
-    @contextmanager
-    def alone(self, body: list[Item] | None = None) -> Iterator[None]:
-        """Let the readers of the file find this piece alone in it."""
-        _ALONE[self.path] = [*self.head, *(self.body if body is None else body)]
-        try:
-            yield
-        finally:
-            del _ALONE[self.path]
-
-    def first_line(self, times: Callable[[], Iterable[float]], least: float) -> int:
-        """Find the number of the first line at a time below `least`, by halves."""
-        body = self.body
-        if isinstance(body[0][1], str):
-            first, text = body[0]
-            body = [(first + k, f"{line}\n") for k, line in enumerate(text.splitlines())]
-        while len(body) > 1:
-            half = body[: len(body) // 2]
-            with self.alone(half):
-                early = min(times(), default=inf) < least
-            body = half if early else body[len(half) :]
-        return body[0][0]
-
-
 _ALONE: dict[Path, list[Item]] = {}
 
 
-def pieces(path: Path, *, header: bool) -> Iterator[Piece]:
-    """Yield a file's lines, some megabytes at a time, or its rows; `header`: after a first line."""
+@contextmanager
+def alone(path: Path, piece: list[Item]) -> Iterator[None]:
+    """Let the readers of a file find some of its lines alone in it, or some of its rows."""
+    _ALONE[path] = piece
+    try:
+        yield
+    finally:
+        del _ALONE[path]
+
+
+def pieces(path: Path, *, header: bool) -> Iterator[list[Item]]:
+    """Yield a file's rows of Parquet, or its lines, some megabytes at a time, each run with the
+    number of its first; `header`: each time behind the first line, where it has names.
+    """
     if parquet_names(path):
         rows = parquet_rows(path)
         while some := list(islice(rows, PIECE_ROWS)):
-            yield Piece(path, [], some)
+            yield some
         return
     head: list[Item] = []
     if header:
@@ -101,9 +80,9 @@ def pieces(path: Path, *, header: bool) -> Iterator[Piece]:
     for first, text in line_blocks(path):
         if head and first <= head[0][0]:
             over = head[0][0] + 1
-            yield Piece(path, head, [(over, text.split("\n", over - first)[-1])])
+            yield [*head, (over, text.split("\n", over - first)[-1])]
         else:
-            yield Piece(path, head, [(first, text)])
+            yield [*head, (first, text)]
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

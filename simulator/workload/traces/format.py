@@ -5,7 +5,7 @@ How to add one is told in the package's `__init__`.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.fields import PATTERNS, Sources, used_as
 from simulator.workload.traces.ledger import Ledger
-from simulator.workload.workload import Floats, Ints, rows_of
+from simulator.workload.workload import Floats, Ints, Requests, rows_of
 
 MAX_MESSAGES = 20  # problems told one by one; the rest are counted
 MAX_ALIKE = 5  # likewise, where only the value differs
@@ -34,34 +33,23 @@ def name_problem(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Table:
+class Table(Requests):
     """What a file says, in its own unit of time and its own order of lines."""
 
     time: Numbers  # NaN: `delay` after the end of the request `after`
     per_second: float  # units of `time` in a second
     prompt: Ints
     output: Ints
-    segments: list[Segments | None] | None = None
-    after: Ints | None = None
-    delay: Floats | None = None  # s
     failed: int = 0  # requests left out because the file marks them as failed
-    client: list[str] | None = None
-    priority: Ints | None = None
-    max_tokens: Ints | None = None  # 0: none
-    cancel_after: Floats | None = None  # s; NaN: never
-    hint: Ints | None = None  # 0: none
-    model: list[str] | None = None
-    images: Ints | None = None
-    images_counted: bool = False  # in the prompts' tokens
     measured: "Measured | None" = None
     lost: "Table | None" = None
     """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is
     when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
     ledger: Ledger = field(default_factory=Ledger)
-    rows: Ints = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # of these requests among all that the file has
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of these requests among all that the file has."""
+    line: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def take(self, rows: Ints) -> "Table":
         """Return some requests, in this order; `after` and `lost` stay as they are."""
@@ -100,6 +88,13 @@ class Head:
         """The keys of the first JSON object."""
         return self.first.keys()
 
+    @property
+    def inner(self) -> Iterator[str]:
+        """The keys of the first object in each list in it."""
+        for value in self.first.values():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                yield from (f"[].{one}" for one in value[0])
+
 
 TABLE = "tables.read_table"
 
@@ -110,7 +105,7 @@ class Format:
 
     name: str
     begins: str
-    known_by: str | Sequence[str]
+    known_by: str | Sequence[str]  # a pattern or a function by name, or names that it has
     columns: Sources
     beside: Mapping[str, str]  # what its reader takes besides, and as what
     idle: Sequence[str] = ()
@@ -133,7 +128,7 @@ class Format:
             pattern = PATTERNS.get(self.known_by)
             return bool(pattern.search(head.line) if pattern else reader(self.known_by)(head))
         is_csv = not self.requests and self.read_by == TABLE
-        names = {*(head.columns if is_csv else head.first)}
+        names = {*head.columns} if is_csv else {*head.first, *head.inner}
         return any(names.issuperset(one.split(", ")) for one in self.known_by)
 
     def read(self, path: Path, **options: Any) -> Table:

@@ -21,6 +21,7 @@ from simulator.workload.traces.documents import (
     read_text,
 )
 from simulator.workload.traces.format import Problems
+from simulator.workload.traces.values import spans
 
 LARGEST = 9e18  # what still fits 64 bits
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
@@ -40,19 +41,12 @@ class Row:
         self.wrong = True
         return self.problems.add(self.line, key, why)
 
-    def number(self, key: str) -> int | float:
-        """Return a number that is finite and 0 or more; NaN where it is wrong."""
+    def number(self, key: str) -> float:
+        """Return a number that is finite and 0 or more; NaN where it is wrong, or not told."""
         value = self.values.get(key)
-        if type(value) is not int and type(value) is not float:
-            missing = key not in self.values
-            self.add_problem(key, "missing" if missing else f"{short_repr(value)} is not a number")
+        if value is None:
             return nan
-        if not 0 <= value < LARGEST:
-            self.add_problem(
-                key, f"{short_repr(value)} is {'negative' if value < 0 else 'not finite'}"
-            )
-            return nan
-        return value
+        return float(spans([value], lambda _, why: self.add_problem(key, why))[0])
 
     def ids(self, ids: object, key: str = "hash_ids") -> list[int | str]:
         """Return the ids of blocks under a key; [] for none, or where they are wrong."""

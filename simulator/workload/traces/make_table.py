@@ -64,7 +64,7 @@ def make_table(
     if "several" in columns:
         _share_output(part, kept)
     table = _rows(part, units)
-    table.ledger, table.rows = ledger, kept
+    table.ledger, table.rows, table.line = ledger, kept, place[kept]
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)

@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
-from simulator.workload.workload import Floats, Workload
+from simulator.workload.workload import Floats, Requests, Workload
 
 OPTIONS = (
     *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
@@ -25,9 +26,6 @@ OPTIONS = (
 BY_CLOCK: Mapping[str, str] = NAMES["by clock"]
 """What of a run its file of requests does not carry."""
 RUSH = 1e5  # requests/s: hardly the unit that was meant
-ALIKE = ("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after", "hint",
-         "model", "images", "images_counted")  # fmt: skip
-"""Columns that a table and a workload have alike."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
 
@@ -137,7 +135,7 @@ def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
 
 def workload_of(table: Table, arrival: Floats, source: str) -> Workload:
     """Return the requests of a table, which arrive at these times, s."""
-    same = {name: getattr(table, name) for name in ALIKE}
+    same = {one.name: getattr(table, one.name) for one in fields(Requests)}
     prompt, output = table.prompt.astype(np.int64), table.output.astype(np.int64)
     return Workload(arrival, prompt, output, **same, source=source)
 

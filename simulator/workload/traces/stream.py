@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from simulator.workload.select import SAME_PROMPTS, Selection
 from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import (
     BLOCK,
+    alone,
     first_line,
     is_json_lines,
     parquet_names,
@@ -75,7 +76,7 @@ def read_pieces(
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
     ledger, images, models = Ledger(), 0, Counter[str]()
     for piece in pieces(path, header=name not in LINES[3:]):
-        with piece.alone():
+        with alone(path, piece):
             table, _ = read_table(path, name, given, option)
         failed += table.failed
         ledger.add(table.ledger)
@@ -85,16 +86,11 @@ def read_pieces(
             continue
         units = units or table.per_second
         _check_piece(path, table, units)
-        time, work = (
-            table.time,
-            workload_of(table, np.zeros(len(table.time)), f"{path.name} ({name})"),
-        )
+        time = table.time
+        work = workload_of(table, np.zeros(len(time)), f"{path.name} ({name})")
         if time.min() < last:
-            line = piece.first_line(lambda: read_table(path, name, given, option)[0].time, last)
-            raise HeadwayError(
-                f"{path}:{line}: arrival: comes before requests that are megabytes before it; "
-                "sort the trace"
-            )
+            late = f"{path}:{table.line[time < last][0]}: arrival: comes before requests that are"
+            raise HeadwayError(f"{late} megabytes before it; sort the trace")
         if held is not None:
             time, work = np.concatenate((held[0], time)), join([held[1], work])
         early += int((time < np.maximum.accumulate(time)).sum())
@@ -189,16 +185,13 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
 def rechunk(parts: Iterator[Workload], size: int) -> Iterator[Workload]:
     """Yield the same requests `size` at a time; the last are fewer."""
     held: list[Workload] = []
-    count = 0
     for part in parts:
         held.append(part)
-        count += len(part)
-        if count >= size:
+        if sum(map(len, held)) >= size:
             whole = join(held)
-            at = 0
-            while count - at >= size:
-                yield whole.rows(np.arange(at, at + size))
-                at += size
-            held, count = [whole.rows(np.arange(at, count))], count - at
-    if count:
+            ends = [*range(0, len(whole) + 1, size), len(whole)]
+            *full, rest = [whole.rows(np.arange(*two)) for two in pairwise(ends)]
+            yield from full
+            held = [rest]
+    if any(map(len, held)):
         yield join(held)

@@ -3,6 +3,8 @@
 from math import isnan
 from pathlib import Path
 
+import numpy as np
+
 from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.format import Format, Head, Table
 from simulator.workload.traces.formats.agents import Call, Recording
@@ -65,8 +67,8 @@ def _dependencies(row: Row) -> tuple[list[str], float]:
     if not isinstance(typed, list) or not all(isinstance(one, dict) for one in typed):
         row.add_problem("dependencies", "not a list of objects")
         return [], 0.0
-    last = Row(row.line, {"delay_ms": 0} | typed[-1], row.problems)
-    return [str(one.get("request_id")) for one in typed], last.number("delay_ms") / 1e3
+    delay = Row(row.line, typed[-1], row.problems).number("delay_ms")
+    return [str(one.get("request_id")) for one in typed], np.nan_to_num(delay) / 1e3
 
 
 def is_agentic(head: Head) -> bool:

@@ -8,6 +8,8 @@ the one before it as was cached; the first prompts of all sessions begin alike f
 from collections.abc import Hashable
 from pathlib import Path
 
+import numpy as np
+
 from simulator.core.request import Segments
 from simulator.workload.prefixes import first_tokens
 from simulator.workload.traces.documents import flat, objects_of
@@ -28,8 +30,8 @@ def read_copilot(path: Path, form: Format, lanes: int | None = None) -> Table:
                 values, call = flat(one), Call(row.line, session)
                 if values.get("tokens.completion"):
                     cancelled += "cancel" in str(values.get("result")).lower()
-                    counts = Row(row.line, {"tokens.cached": 0} | values, found.problems)
-                    call.cached = int(counts.number("tokens.cached"))
+                    cached = Row(row.line, values, found.problems).number("tokens.cached")
+                    call.cached = int(np.nan_to_num(cached))
                 else:
                     values |= NO_ANSWER
                 found.add(call, values)

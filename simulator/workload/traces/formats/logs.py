@@ -17,7 +17,7 @@ from simulator.workload.traces.fields import (
     parse_date,
     source,
 )
-from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
 from simulator.workload.traces.json_lines import json_objects
@@ -139,14 +139,6 @@ def _unwrapped(value: Mapping[str, Any]) -> object:
 def _spans_of_page(value: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the key of the spans in a page of Langfuse's; None: it is none."""
     return ("data",) if isinstance(value.get("data"), list) else None
-
-
-def is_span(head: Head) -> bool:
-    """Return whether a file begins with a span, or with a page of them."""
-    first = next(iter(objects_of(head.first, "data")), head.first)
-    if "traceId" in first and {"startTime", "startTimeUnixNano"} & first.keys():
-        return True
-    return "resourceSpans" in first or {"context", "attributes"} <= first.keys()
 
 
 DATE, ASKED, PAIR = (PATTERNS[name] for name in ("date", "asked", "pair"))

@@ -113,9 +113,8 @@ def _turn(row: Row, blocks: HashBlocks, form: Format) -> _Turn:
     values = row.values
     if "input_length" not in values and ("text_input" in values or "messages" in values):
         row.add_problem("input_length", "missing; counting the tokens of a text needs a tokenizer")
-    delay = row.number("delay") if values.get("delay") is not None else nan
-    if isnan(delay) and values.get("delay_ms") is not None:
-        delay = row.number("delay_ms")  # Dynamo's spelling
+    delay = row.number("delay")
+    delay = row.number("delay_ms") if isnan(delay) else delay  # Dynamo's spelling
     session = values.get("session_id")
     if session is not None and not isinstance(session, str | int):
         row.add_problem("session_id", "neither a text nor a whole number")

@@ -17,8 +17,8 @@ from simulator.workload.traces.documents import (
     json_values,
     read_text,
 )
-from simulator.workload.traces.format import Format, Head, Problems, Table, reader
-from simulator.workload.traces.formats.named import first_request, json_requests
+from simulator.workload.traces.format import Format, Problems, Table, reader
+from simulator.workload.traces.formats.named import json_requests
 from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.ledger import AT_THEIR_TIMES
 from simulator.workload.traces.records import Records
@@ -42,11 +42,6 @@ def read_table(path: Path, form: Format, **options: Any) -> Table:
                 row[name] = values[int(place)]
         records.add(line, row, *label)
     return records.table()
-
-
-def is_trtllm(head: Head) -> bool:
-    """Return whether requests have these times, in a list that may be under a key."""
-    return {"num_input_tokens", "start_timestamp"} <= first_request(head).keys()
 
 
 def aiperf(path: Path, problems: Problems) -> Iterator[Found]:
