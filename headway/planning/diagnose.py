@@ -18,7 +18,7 @@ from headway.report.metric_rows import BY_KEY
 from headway.report.text import align, served_of
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
-from simulator.results.service_levels import Judged, Slo, given_levels, parse_slo
+from simulator.results.service_levels import FINISH, Judged, Slo, given_levels, parse_slo
 from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
@@ -26,13 +26,14 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
-SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
+SHOWN = ("p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "request_goodput", "output_throughput")
 """What is told of every advice, beside the metrics that it is for."""
 LESS = ("preemptions", "service_difference_max", "gpu_hours")
 """Metrics beside those of a comparison of which less is better."""
 NONE_WAITS = {"service_difference_max": 0.0}
 """What a metric is where the summary has null: no two clients wait at the same time."""
 GOODPUT = "request_goodput"
+BY_LEVELS = "service levels kept, then (of runs that keep all) price, then "
 ENOUGH = (
     "None of them is enough to keep all service levels: `headway plan --buy` tries other GPUs, "
     "sizes and precisions."
@@ -41,6 +42,7 @@ UNKEPT = "Where more requests are lost than completion allows, no level counts a
 NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
 PAIRS = 3  # of the best advice with others that are tried
 ALIKE = 0.01  # of the greater value: less is no fall
+COSTLY = 0.2  # likewise: as much is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def better(metric: str) -> int:
     """Say whether more of a metric is better (1), or less (-1)."""
     if metric in BY_KEY:
         return BY_KEY[metric].better
-    return -1 if metric in LESS or metric.endswith("_ms") else 1
+    return -1 if metric in LESS or metric.endswith(("_ms", FINISH)) else 1
 
 
 def gain(metric: str, before: float | None, after: float | None) -> float:
@@ -310,19 +312,22 @@ def traded(
     """Name what gets worse and makes an advice for `metric` a bad trade.
 
     That is goodput that falls, where it has bounds; a service level of `slos` that was `kept` and
-    is broken; where there are neither, and no requests are to be saved, what loses a greater share
-    than is won.
+    is broken; what loses a greater share than is won, unless requests are to be saved: of levels
+    that were broken, of all that is SHOWN where there are none.
     """
+    won = gain(metric, value_of(before, metric), value_of(after, metric))
+    keys = [one.metric for one in slos if one not in kept] if slos else SHOWN
+    limits = dict.fromkeys(() if metric == "completed" else keys, won)
     if GOODPUT in before:
-        keys, won = [GOODPUT], 0.0
-    elif slos or metric == "completed":
-        keys, won = [], 0.0
-    else:
-        keys, won = [*SHOWN], gain(metric, value_of(before, metric), value_of(after, metric))
+        limits = {key: limits[key] for key in limits if slos} | {GOODPUT: 0.0}
     both = before.keys() & after.keys()
-    lost = {key: -gain(key, before[key], after[key]) for key in keys if key in both}
+    lost = [
+        key
+        for key, most in limits.items()
+        if key in both and -gain(key, before[key], after[key]) > max(most, ALIKE)
+    ]
     broken = [one.metric for one in kept if one.metric in both and not _keeps(one, after, slos)]
-    return [*dict.fromkeys([*(key for key in lost if lost[key] > max(won, ALIKE)), *broken])]
+    return [*dict.fromkeys([*lost, *broken])]
 
 
 def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool | float, ...]:
@@ -378,7 +383,7 @@ def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
     told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
     told += filter(None, [trend_warning(found.values)])
-    lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
+    lines = [*told, *(line for finding in found.findings for line in _finding(found, finding))]
     if not found.trials:
         more = found.held is not None and found.held.exceeded
         nothing = [] if found.findings or more else [NOTHING]
@@ -390,23 +395,20 @@ def table(found: Diagnosis) -> str:
     columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
     given = given_levels(found.verdicts)
-    levels = ["given levels kept"] if given else []
-    rows = [(f"What each advice brings, by {lead}", *levels, *map(_label, columns), "GPUs", "$/h")]
+    levels = ["levels kept"] if given else []
+    order = f"{BY_LEVELS}{lead}" if given else lead
+    rows = [("advice", *levels, *map(_label, columns), "GPUs", "$/h")]
     for trial in runs:
         kept = [f"{len(given) - trial.missed} of {len(given)}"] if levels else []
         cells = [_number(trial.values, key) for key in columns]
         price = "" if trial.price is None else f"{trial.price:,.2f}"
         what = words(trial.advice) if trial.advice else "as it is"
         rows.append((what, *kept, *cells, f"{trial.gpus:.3g}", price))
-    notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
-    for trial in found.trials:
-        if levels and trial.grows:
-            notes.append(f"{words(trial.advice)}: its queue grows: a longer run may break more")
-        if trial.trade:
-            both = found.values, trial.values
-            change = {key: " -> ".join(_number(one, key) for one in both) for key in trial.trade}
-            trade = ", ".join(f"{_label(key)} {told}" for key, told in change.items())
-            notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
+    notes = [
+        f"{words(trial.advice)}: {text}"
+        for trial in found.trials
+        for text in _costs(found, trial, columns)
+    ]
     if all(trial.trade or trial.error for trial in found.trials):
         notes.append("No advice makes it better: leave the keys as they are.")
     elif levels and not found.as_it_is.missed:
@@ -421,7 +423,40 @@ def table(found: Diagnosis) -> str:
         notes.append(f"{requests:,} requests may keep a level by chance: {many}.")
     if any(_narrows(trial.advice) for trial in runs):
         notes.append(NARROWER)
-    return "\n".join([*lines, "", align(rows), *notes])
+    return "\n".join(
+        [*lines, "", f"What each advice brings, sorted by {order}:", align(rows), *notes]
+    )
+
+
+def _finding(found: Diagnosis, finding: Mapping[str, Any]) -> list[str]:
+    """Say what happens, and which of the advice that was tried for it is best."""
+    tried = [
+        one
+        for one in found.trials
+        if one.advice in finding["advice"] or one.rule == finding["rule"]
+    ]
+    good = [one for one in tried if not one.trade and not one.error]
+    knob = "none that helps"
+    if found.verdicts and not found.as_it_is.missed and finding["rule"] != "low_load":
+        knob = "none is needed while all service levels are kept"
+    elif good:
+        among = f"the best of {len(tried)} tried" if len(tried) > 1 else "tried"
+        knob = f"{words(good[0].advice)} ({among})"
+    return [f"- {finding['text']}", f"  Knob: {knob}."]
+
+
+def _costs(found: Diagnosis, trial: Trial, columns: Sequence[str]) -> Iterator[str]:
+    """Say why a trial cannot be, whether its queue grows, and which metrics it makes worse."""
+    if trial.error:
+        yield f"cannot be: {trial.error}"
+    if found.verdicts and trial.grows:
+        yield "its queue grows: a longer run may break more"
+    pairs = {key: (found.values.get(key), trial.values.get(key)) for key in columns}
+    costs = [key for key, pair in pairs.items() if -inf < gain(key, *pair) < -COSTLY]
+    if keys := trial.trade or costs:
+        both = found.values, trial.values
+        told = (f"{_label(key)} {' -> '.join(_number(one, key) for one in both)}" for key in keys)
+        yield f"{'a bad trade' if trial.trade else 'costs'}: {', '.join(told)}"
 
 
 def _narrows(advice: Mapping[str, Any]) -> bool:

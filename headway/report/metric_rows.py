@@ -29,6 +29,8 @@ def _read(table: str) -> tuple[Metric, ...]:
     )
 
 
+HEAD = _read("head")
+"""What a report begins with, in vLLM's order; a float has two digits there, as 12.00."""
 METRICS = _read("metrics")
 """What a comparison shows of vLLM's keys; the gauges follow."""
 GAUGES = _read("gauges")
@@ -44,15 +46,7 @@ COLUMNS = _read("columns")
 DOLLARS = next(metric for metric in CLUSTER if metric.key.endswith("output_tokens"))
 PRICE = (next(metric for metric in CLUSTER if metric.key == "dollars_per_hour"), DOLLARS)
 """Of a server by its GPUs' list prices; of a cluster they are among its own figures."""
-PAID_LABELS = {
-    "gpu_busy_fraction": "GPU busy (% of replica-hours paid)",
-    "gpu_busy_without_host": "GPU busy without host (% while paid)",
-    "mean_waiting": "Mean queue of a replica, on or off",
-    "mfu": "Model FLOPs utilization (% while paid)",
-    "bandwidth_utilization": "Memory bandwidth (% while paid)",
-    "gpus": "GPUs, at most",
-    "dollars_per_hour": "Price, at most ($/h)",
-}
+PAID_LABELS = {metric.key: metric.label for metric in _read("paid")}
 """Labels where replicas come and go: what is divided by, and what is of all at once."""
 BY_KEY = {metric.key: metric for metric in METRICS}
 PARTS = {"per_client": "", "per_priority": "priority "}

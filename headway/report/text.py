@@ -14,6 +14,7 @@ from headway.report.metric_rows import (
     COPIES,
     COUNTS,
     GAUGES,
+    HEAD,
     INCIDENTS,
     PAID_LABELS,
     PRICE,
@@ -36,24 +37,7 @@ TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
 BUSY = 0.95  # of the time: not yet full, though it looks like it
 NEAR = 0.9  # share of saturation from which on an error of step times is told as a warning
-SECTIONS = (
-    ("ttft", "TTFT", "Time to First Token"),
-    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
-    ("itl", "ITL", "Inter-token Latency"),
-    ("e2el", "E2EL", "End-to-end Latency"),
-    ("client_queue_time", "Client Queue Time", "Client-side Queueing"),
-    (
-        "e2el_including_client_queue",
-        "E2EL incl. Client Queue",
-        "Queue-inclusive End-to-end Latency",
-    ),
-    ("queue_time", "Queue Time", "Queueing in the Engine"),
-    ("retry_time", "Retry Time", "Tries before the Last"),
-    ("encoder_time", "Encoder Time", "Time at the Encoders"),
-    ("ec_transfer_time", "EC Transfer", "Encoder Output Transfer"),
-    ("transfer_time", "KV Transfer", "KV Cache Transfer"),
-    ("decode_queue_time", "Decode Queue Time", "Queueing to Decode"),
-)
+SECTIONS = read_table(__file__, "sections.csv")
 """Key, name and title; all but the last six as vLLM has them."""
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
@@ -65,9 +49,10 @@ def run_table(summary: Summary) -> str:
     """
     gauges = summary["headway"]
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *engine_lines(gauges), *_head(summary)]
-    for key, name, title in SECTIONS:
+    for section in SECTIONS:
+        key, name = section["key"], section["name"]
         if f"mean_{key}_ms" in summary:
-            lines.append(f"{title:-^{WIDTH}}")
+            lines.append(f"{section['title']:-^{WIDTH}}")
             for word in PRINTED:
                 value = summary[f"{word}_{key}_ms"]
                 none = not summary["completed"] or lacks_gaps(summary, f"_{key}_")
@@ -253,24 +238,11 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
 
 def _head(summary: Summary) -> list[str]:
     """Say what vLLM says first, in its order."""
-    values: dict[str, object] = {
-        "Successful requests": summary["completed"],
-        "Failed requests": summary["failed"],
-        "Maximum request concurrency": summary["max_concurrency"],
-        "Request rate configured (RPS)": summary["request_rate"],
-        "Benchmark duration (s)": summary["duration"],
-        "Total input tokens": summary["total_input_tokens"],
-        "Total generated tokens": summary["total_output_tokens"],
-        "Request throughput (req/s)": summary["request_throughput"],
-        "Request goodput (req/s)": summary["request_goodput"],
-        "Output token throughput (tok/s)": summary["output_throughput"],
-        "Peak output token throughput (tok/s)": summary["max_output_tokens_per_s"],
-        "Peak concurrent requests": float(summary["max_concurrent_requests"]),  # as vLLM: 12.00
-        "Total token throughput (tok/s)": summary["total_token_throughput"],
-        "Acceptance rate (%)": summary.get("spec_decode_acceptance_rate"),
-        "Acceptance length": summary.get("spec_decode_acceptance_length"),
-    }
-    return [_line(label, value) for label, value in values.items() if value not in (None, "inf")]
+    return [
+        _line(metric.label, metric.scale * value)
+        for metric in HEAD
+        if (value := summary.get(metric.key)) not in (None, "inf")
+    ]
 
 
 MAIN_KEYS = (

@@ -52,4 +52,4 @@ class Finding(NamedTuple):
     text: str
     metric: str  # of the summary: what the advice is to improve
     advice: Sequence[Advice]  # the best first
-    figures: dict[str, float | int | str]
+    figures: Mapping[str, float | int | str] = {}  # that the summary lacks

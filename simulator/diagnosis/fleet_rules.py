@@ -115,12 +115,10 @@ def failures(run: AdvisedEvidence) -> Finding | None:
         "mean_e2el_ms",
         _spare(run, outages.most_down),
         {
-            "failures": len(outages.each),
             "most_replicas_down": outages.most_down,
             "share_of_e2el": share,
             "mean_e2el_affected_s": outages.mean_affected,
             "mean_e2el_others_s": outages.mean_others,
-            "tries_lost_in_failures": lost,
         },
     )
 
@@ -232,7 +230,6 @@ def routing(run: AdvisedEvidence) -> Finding | None:
         "p99_ttft_ms",
         [*router, *run.advisor.replicas()],
         {
-            "router": name,
             "replica": worst,
             "replica_share_of_waiting": part,
             "share_of_waiting": run.misrouted,
@@ -271,12 +268,7 @@ def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
         "to different replicas.",
         "mean_ttft_ms",
         [turn("cluster.router", router, "prefix_aware")],
-        {
-            "router": router,
-            "share_of_prompt_tokens": known,
-            "prefix_cache_hit_rate": hits,
-            "share_of_e2el": share,
-        },
+        {"share_of_prompt_tokens": known, "share_of_e2el": share},
     )
 
 
@@ -321,12 +313,7 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
         f"{behind:.0%} of it is the wait for a link (busy {links['link_utilization']:.0%}).",
         "mean_transfer_time_ms",
         [turn("cluster.kv_transfer.bandwidth", given.bandwidth, 2 * given.bandwidth)],
-        {
-            "share_of_e2el": share,
-            "mean_transfer_time_ms": links["mean_transfer_time_ms"],
-            "mean_link_wait_ms": links["mean_link_wait_ms"],
-            "link_utilization": links["link_utilization"],
-        },
+        {"share_of_e2el": share},
     )
 
 

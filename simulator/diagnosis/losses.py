@@ -30,26 +30,22 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     outside = int(((prompt < longest) & (-(-total // size) <= blocks)).sum()) if limits else 0
     share, were = count / len(refused), "was" if count == 1 else "were"
     lost = f"{count:,} of {len(refused):,} requests {were} rejected ({share:.1%})"
-    figures: dict[str, float | int | str] = {"rejected": count, "share_of_requests": share}
     over, why = over_limits(load, advisor.engine)
     own, step, helps = run.own_scheduler, advisor.engine.max_num_batched_tokens, ""
     splits = own is None or not own.refuses_long or advisor.engine.enable_chunked_prefill
     beyond = prompt[(prompt > step) & (prompt < longest) & (not splits)]
     advice: list[Advice] = []
-    if 2 * over > count:
-        figures["over_limits"] = over
-    elif 2 * outside > count:
+    # Where most are over limits of the model, `why` says so, and no key helps.
+    if 2 * over <= count < 2 * outside:
         advice = [turn(f"engine.{key}", most, None) for key, most in limits.items()]
         which = " and ".join(f"engine.{key} ({most:,})" for key, most in limits.items())
         why = f"{outside:,} by {which}, limits of the queue (503)"
-        figures["beyond_limits"] = outside
-    elif 2 * len(beyond) > count:
+    elif 2 * over <= count < 2 * len(beyond):
         top = int(beyond.max())
         split = turn(advisor.key("enable_chunked_prefill"), False, True)
         advice = [advisor.changed("max_num_batched_tokens", top), split]
         why = f"the longest prompt has {top:,} tokens, and a step of unsplit prompts {step:,}"
-        figures["beyond_step"] = len(beyond)
-    else:
+    elif 2 * over <= count:
         long = 2 * int((prompt >= longest).sum()) > count
         needs = f"{total.max():,} tokens, {-(-int(total.max()) // size):,} KV blocks"
         why = f"the largest has {needs}; there are {max(blocks, 0):,}"
@@ -63,8 +59,7 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
             helps = (
                 f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
             )
-        figures["kv_blocks"] = blocks
-    return Finding(share, f"{lost}: {why}.{helps}", "completed", advice, figures)
+    return Finding(share, f"{lost}: {why}.{helps}", "completed", advice)
 
 
 LOST_TRIES = {
@@ -83,9 +78,8 @@ def tries(run: AdvisedEvidence) -> Finding | None:
     lost, share = gone / total, run.share(RETRY)
     if lost < GIVEN_UP and share < TRIED:
         return None
-    counts = {name: cluster[name] for name in LOST_TRIES}
     what = ", ".join(
-        f"{counts[name]:,} {word}" for name, word in LOST_TRIES.items() if counts[name]
+        f"{cluster[name]:,} {word}" for name, word in LOST_TRIES.items() if cluster[name]
     )
     text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
     of = f" are {share:.0%} of the time of the requests served" if share >= TRIED else ""
@@ -95,5 +89,5 @@ def tries(run: AdvisedEvidence) -> Finding | None:
         text,
         "completed" if gone else "mean_e2el_ms",
         run.advisor.replicas(),
-        {"given_up": gone, "share_of_requests": lost, "share_of_e2el": share, **counts},
+        {"share_of_requests": lost, "share_of_e2el": share},
     )

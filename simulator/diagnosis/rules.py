@@ -7,12 +7,11 @@ contradicts one before it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.advice import HOST, MOST, AdvisedEvidence
+from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.encoder import encoder
 from simulator.diagnosis.evidence import ADAPTERS, KV_BLOCKS, MAX_NUM_SEQS, POLICY, TOKEN_BUDGET
 from simulator.diagnosis.finding import Advice, Finding, turn, words
@@ -25,8 +24,9 @@ from simulator.diagnosis.fleet_rules import (
     routing,
     scattered_prefixes,
 )
-from simulator.diagnosis.levels import BROKEN, levels
+from simulator.diagnosis.levels import BROKEN, HOST, levels
 from simulator.diagnosis.losses import rejected, tries
+from simulator.diagnosis.memory_advice import MOST
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
 from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
@@ -151,7 +151,7 @@ def memory(run: AdvisedEvidence) -> Finding | None:
     share = run.wait_shares[KV_BLOCKS]
     if share < WAITING:
         return None
-    engine, running = run.engine, run.gauges["mean_running"]
+    running = run.gauges["mean_running"]
     kept = [f"{name} ({now:g})" for name, now in run.advisor.kept_free.items()]
     held = f" Admission keeps blocks free: {', '.join(kept)}." if kept else ""
     if run.advisor.reserves_all:
@@ -169,13 +169,7 @@ def memory(run: AdvisedEvidence) -> Finding | None:
         if run.share("queue_time") >= run.share("preempted_time", "decode_queue_time")
         else E2EL,
         run.advisor.cure(KV_BLOCKS),
-        {
-            "share_of_e2el": share,
-            "share_of_busy_time": run.memory_time,
-            "mean_running": running,
-            "max_num_seqs": engine.max_num_seqs,
-            "kv_blocks": run.record.spec.num_gpu_blocks - 1,
-        },
+        {"share_of_e2el": share, "share_of_busy_time": run.memory_time},
     )
 
 
@@ -192,42 +186,36 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
         f"{run.gauges['mean_running']:.1f} of {run.limit('max_num_seqs')} seats are taken",
         POLICY: f"{run.policy} admits no request then",
     }[cause]
+    advice = run.advisor.cure(cause)
+    cost = "" if run.gauges.get("slo_met") else run.advisor.cost_of_budget(advice)
     return Finding(
         share * (1 - run.misrouted),
         f"Requests wait for {share:.0%} of their time because {why} (mean wait in the queue "
         f"{three_digits(run.ms('mean_queue_time') / 1000)} s, for all reasons; GPU busy "
-        f"{run.gauges['gpu_busy_fraction']:.0%}).",
+        f"{run.gauges['gpu_busy_fraction']:.0%}).{cost}",
         TTFT,
-        run.advisor.cure(cause),
-        {
-            "cause": cause,
-            "share_of_e2el": share,
-            "mean_queue_time_ms": run.ms("mean_queue_time"),
-            "gpu_busy_fraction": run.gauges["gpu_busy_fraction"],
-        },
+        advice,
+        {"cause": cause, "share_of_e2el": share},
     )
 
 
 def urgent(run: AdvisedEvidence) -> Finding | None:
     """Urgent requests wait while less urgent ones keep their seats and blocks."""
-    priority, to = run.record.workload.priority, {"fcfs": "priority", "priority": "preemptive"}
-    if priority is None or run.policy not in to:
+    priority = run.record.workload.priority
+    if priority is None or not (better := run.advisor.one_class_first()):
         return None
     first = run.done & (priority == priority.min())
     waited, whole = (float(x[first].sum()) for x in (run.table.queue_time, run.table.e2el))
     held = run.wait_shares[MAX_NUM_SEQS] + run.wait_shares[KV_BLOCKS]
     if not whole or first.all() or waited < WAITING * whole or held < WAITING:
         return None
-    (better,) = run.advisor.policy(to[run.policy])
-    if run.engine.async_scheduling and to[run.policy] == "preemptive":
-        better = replace(better, also={run.advisor.key("async_scheduling"): False})
     return Finding(
         waited / whole,
         f"Requests of priority {priority.min()} wait for {waited / whole:.0%} of their time, "
         f"{three_digits(waited / first.sum())} s on average, while less urgent ones run: policy "
         f"{run.policy} displaces none of them.",
         TTFT,
-        [better],
+        better,
         {"priority": int(priority.min()), "share_of_their_e2el": waited / whole},
     )
 
@@ -242,7 +230,6 @@ def host(run: AdvisedEvidence) -> Finding | None:
         f"The GPU waits for the host in {share:.0%} of the steps' time.",
         "output_throughput",
         run.advisor.host(),
-        {"host_share": share},
     )
 
 
@@ -266,11 +253,8 @@ def preemption(run: AdvisedEvidence) -> Finding | None:
         "preemptions",
         [*run.advisor.memory(), *fewer, *run.advisor.replicas()],
         {
-            "preemptions": gauges["preemptions"],
-            "preemption_rate": rate,
             "recomputed_tokens": again,
             "share_of_prefill_tokens": part,
-            "swapped_bytes": copied,
             "share_of_e2el": lost,
         },
     )
@@ -286,18 +270,13 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     kept = run.gauges.get("slo_attainment_tpot")
     though = "" if kept is None else f"; {kept:.1%} of the requests keep the bound on TPOT"
     advice = run.advisor.smaller_chunks()
-    cuts = [] if run.gauges.get("slo_met") else advice
-    for cut in (one for one in cuts if one.direction == "lower"):
-        though += (
-            f". With max_num_batched_tokens={cut.to} a prompt takes "
-            f"{run.advisor.prompts_slower(cut.to):.2f} times as long: TTFT grows by that, and more "
-            "where requests queue"
-        )
+    cost = "" if run.gauges.get("slo_met") else run.advisor.cost_of_budget(advice)
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
         f"{three_digits(step * 1e3)} ms where its decodes alone would take "
-        f"{three_digits(less * 1e3)} ms; P99 ITL {three_digits(run.ms('p99_itl'))} ms{though}.",
+        f"{three_digits(less * 1e3)} ms; P99 ITL {three_digits(run.ms('p99_itl'))} ms{though}."
+        f"{cost}",
         "p99_itl_ms",
         advice,
         {
@@ -305,7 +284,6 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
             "share_of_e2el": run.share("decode_slowed_time"),
             "mean_step_with_prompts_ms": step * 1e3,
             "mean_of_its_decodes_alone_ms": less * 1e3,
-            "p99_itl_ms": run.ms("p99_itl"),
         },
     )
 
@@ -361,12 +339,6 @@ def unused_seats(run: AdvisedEvidence) -> Finding | None:
         "still runs: their seats serve no request.",
         TTFT,
         run.advisor.policy(),
-        {
-            "wasted_share": wasted,
-            "wasted_seat_share": run.gauges["wasted_seat_share"],
-            "decode_seat_utilization": run.gauges["decode_seat_utilization"],
-            "max_num_seqs": run.engine.max_num_seqs,
-        },
     )
 
 
@@ -421,7 +393,6 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
         f"replica works, and it works {busy:.0%} of the time.",
         "gpu_hours",
         [turn("cluster.replicas", now, enough)],
-        {"mean_running": running, "gpu_busy_fraction": busy},
     )
 
 

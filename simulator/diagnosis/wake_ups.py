@@ -26,10 +26,5 @@ def wake_ups(run: AdvisedEvidence) -> Finding | None:
         f"asleep and woke up, the rest for GPUs ({run.gauges['cluster']['switches']:,} switches).",
         "mean_ttft_ms",
         offers,
-        {
-            "share_of_e2el": share,
-            "share_of_ttft": told["share_of_ttft"],
-            "share_switching": switching,
-            "requests_that_waited": told["requests_that_waited"],
-        },
+        {"share_of_e2el": share},
     )

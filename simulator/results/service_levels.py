@@ -274,9 +274,8 @@ class Judged(NamedTuple):
         if self.close:
             return f"{verb}{self.unless or ' within the error of the step times'}"
         if slo.name in SHARES:
-            points = f"{100 * abs(value - slo.bound):.3g}"
-            plural = "" if points == "1" else "s"
-            return verb if points == "0" else margin.format(f"{points} point{plural}")
+            share = f"{100 * abs(value - slo.bound):.3g}"
+            return verb if share == "0" else margin.format(f"{share} % of the requests")
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
             return (

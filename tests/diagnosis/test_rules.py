@@ -1,6 +1,7 @@
 """Each rule of the diagnosis: a scenario that triggers it, and one that does not."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,6 @@ def test_memory(diagnose) -> None:
     """24 blocks hold three requests of 8 blocks at their end; in the calm run there are more."""
     found = diagnose("engine.num_gpu_blocks_override=25", "engine.max_model_len=256")
     assert found["memory"]["advice"][0]["key"] == "engine.num_gpu_blocks_override"
-    assert found["memory"]["figures"]["kv_blocks"] == 24
     assert found["memory"]["figures"]["share_of_e2el"] > 0.3
     assert "waiting" not in found
 
@@ -143,13 +143,11 @@ def test_waiting_for_a_scheduler_of_ones_own(diagnose, tmp_path: Path, monkeypat
 
 def test_preemption(diagnose) -> None:
     """Worked in test_breakdown.py: of 7 + 7 + 9 computed tokens 8 are computed again."""
-    figures = diagnose(text=PAIR)["preemption"]["figures"]
-    assert figures == {
-        "preemptions": 1,
-        "preemption_rate": 0.5,
+    found = diagnose(text=PAIR)["preemption"]
+    assert found["text"].startswith("1 preemptions, 0.50 per request: 8 tokens (35% of prefill)")
+    assert found["figures"] == {
         "recomputed_tokens": 8,
         "share_of_prefill_tokens": 0.3478,
-        "swapped_bytes": 0,
         "share_of_e2el": 0.3,  # 2 s waiting and 1 s computing of 4 + 6 s
     }
     assert "preemption" not in diagnose("engine.num_gpu_blocks_override=7", text=PAIR)
@@ -161,7 +159,6 @@ def test_preemption_by_swap(diagnose) -> None:
     assert ": 0.0021 GB of KV cache copied, 33.3% of the requests' time." in told["text"]
     found = told["figures"]
     assert found["recomputed_tokens"] == 0
-    assert found["swapped_bytes"] == 2 * 2 * 4 * 128 * 1024
     assert found["share_of_e2el"] == 0.3333  # (0.5 + 2.5 + 1) s of 4.5 + 7.5 s
 
 
@@ -209,7 +206,7 @@ def test_smaller_chunks_that_do_not_keep_up_are_not_advised(diagnose) -> None:
 def test_unused_seats(diagnose) -> None:
     """Ghosts and padding of a static batch; seats that nobody wants cost nothing."""
     static = diagnose("engine.scheduling_policy=static", UNEVEN)["unused_seats"]
-    assert static["figures"]["wasted_share"] > 0.1
+    assert float(static["text"].partition("%")[0]) > 10
     assert static["advice"][0]["to"] == "fcfs"
     assert diagnose("engine.max_num_seqs=256") == {}
 
@@ -280,7 +277,7 @@ def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
 def test_low_load(diagnose) -> None:
     """A request of half a second every 5 s on 4 replicas, where one does; on one all is well."""
     found = diagnose("workload.request_rate=0.2", "cluster.replicas=4")["low_load"]
-    assert found["figures"]["mean_running"] < 1.2
+    assert 1 <= float(re.search(r"matter: (\S+) requests run", found["text"])[1]) < 1.2
     assert found["knob"] == "lower cluster.replicas from 4 to 1"
     assert diagnose("workload.request_rate=0.2") == {}
 

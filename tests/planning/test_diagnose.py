@@ -146,7 +146,7 @@ def test_goodput_comes_first(write) -> None:
     goodputs = [trial.values["request_goodput"] for trial in found.trials]
     assert goodputs == pytest.approx([3.0, 4 / 3])
     assert [trial.missed for trial in found.trials] == [0, 1]
-    assert "What each advice brings, by Request goodput, then P99 TTFT  " in table(found)
+    assert "price, then Request goodput, then P99 TTFT:\nadvice  " in table(found)
 
 
 def test_a_bad_trade_is_told_and_comes_last() -> None:
@@ -191,6 +191,32 @@ def test_what_a_trade_loses(after, lost) -> None:
     assert traded("completed", before, after) == [*goodput]
 
 
+def test_a_broken_level_that_gets_much_worse_is_a_bad_trade() -> None:
+    """Half the TTFT at three times the TPOT: both levels stay broken, and one is lost further."""
+    slos = [parse_slo("p99_ttft_ms<=1000"), parse_slo("p99_tpot_ms<=50")]
+    before = {"p99_ttft_ms": 9000, "p99_tpot_ms": 60, "p99_itl_ms": 60}
+    after = {"p99_ttft_ms": 5000, "p99_tpot_ms": 180, "p99_itl_ms": 400}
+    assert traded("p99_ttft_ms", before, after, slos, ()) == ["p99_tpot_ms"]
+    assert not traded("p99_ttft_ms", before, {**after, "p99_tpot_ms": 80}, slos, ())
+    assert not traded("completed", before, after, slos, ())
+
+
+def test_each_finding_has_its_best_knob_and_each_advice_its_cost(write) -> None:
+    """The best of those tried, in the order of the table; larger steps cost TPOT and ITL."""
+    found = diagnose(load_scenario("demo"), jobs=1)
+    lines = table(found).splitlines()
+    texts = [k for k, one in enumerate(lines) if one.startswith("- ")]
+    assert len(texts) == len(found.findings)
+    assert all(lines[k + 1].startswith("  Knob: ") for k in texts)
+    order = [words(trial.advice) for trial in found.trials]
+    levels = next(k for k in texts if "Service level missed" in lines[k])
+    assert lines[levels + 1].startswith(f"  Knob: {order[0]} (the best of ")
+    (costs,) = (one for one in lines if one.startswith("raise engine.max_num_b") and "costs" in one)
+    assert re.search(r": costs: P99 ITL \(ms\) \S+ -> \S+, P99 TPOT \(ms\) \d+", costs)
+    kept = diagnose(load_scenario(write(THREE), ["slo=[p50_ttft_ms<=9000]"]), jobs=1)
+    assert "\n  Knob: none is needed while all service levels are kept.\n" in table(kept)
+
+
 def test_all_is_well(write, capsys) -> None:
     """Nothing is tried, and it says so."""
     path = write(ONE_A_SECOND)
@@ -209,8 +235,10 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
         "Service levels: p50_ttft_ms<=2500 kept with 20 % to spare; p99_"
     )
     assert found.as_it_is.missed == 1
-    assert re.search(r"given levels kept .*\n-+\nas it is +1 of 2 ", table(found))  # 2 were given
-    lost = "completion>=1 broken by 5 points"
+    assert re.search(
+        r"\nadvice +levels kept .*\n-+\nas it is +1 of 2 ", table(found)
+    )  # 2 were given
+    lost = "completion>=1 broken by 5 % of the requests"
     for verdicts, told in (
         (found.verdicts, False),
         ([lost, found.verdicts[0]], True),

@@ -140,7 +140,10 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
         str(Judged.of({**rate, "value": 39.45})) == "kept, but steps at most 1.2 % slower break it"
     )
     share["value"] = 0.995
-    assert str(Judged.of(share | {"ends": [0.991, 0.999]})) == "kept with 0.5 points to spare"
+    assert (
+        str(Judged.of(share | {"ends": [0.991, 0.999]}))
+        == "kept with 0.5 % of the requests to spare"
+    )
     assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == "kept"
 
 
