@@ -30,7 +30,7 @@ from simulator.models.load import load_model
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, ScenarioError
 from simulator.util.files import write_atomic
 from simulator.util.yaml_lines import SourceMap
 
@@ -56,10 +56,8 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     assert setup.model is not None
     try:
         spec = load_model(setup.model)
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
+    except ScenarioError as error:
+        raise HeadwayError(f"--model: {error.what}") from None
     if (setup.max_model_len or 0) > spec.max_position_embeddings:
         raise HeadwayError(
             f"--max-model-len {setup.max_model_len}: is more than the "

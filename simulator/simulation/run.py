@@ -129,12 +129,10 @@ def play(
     workload: Workload,
     replica: Replica,
     progress: Progress | None = None,
-    *,
-    stop: Stop | None = None,
 ) -> Result:
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
     setup = before(replica, spec, _client(scenario, workload))
-    return _finish(scenario, workload, setup, progress, stop)
+    return _finish(scenario, workload, setup, progress)
 
 
 def _client(scenario: Scenario, workload: Workload) -> MakeClient[Client]:
@@ -152,7 +150,7 @@ def _finish(
     workload: Workload,
     setup: Setup[Client],
     progress: Progress | None,
-    stop: Stop | None,
+    stop: Stop | None = None,
 ) -> Result:
     """Let all requests be served, and put down what happened."""
     client, cores = setup.client, setup.cores

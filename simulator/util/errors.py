@@ -30,6 +30,11 @@ class MappingError(ValueError):
         super().__init__(key, what)
         self.faults = [(split_key(key), what)] if isinstance(key, str) else [*key]
 
+    @property
+    def what(self) -> str:
+        """What is wrong in one line, without the keys: for one who gave them by an option."""
+        return "; ".join(what for _, what in self.faults)
+
     def __str__(self) -> str:
         return "\n".join(f"{'.'.join(key)}: {what}" for key, what in self.faults)
 

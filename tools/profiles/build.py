@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from simulator.models.load import load_model
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import HeadwayError, ScenarioError, one_line
 from simulator.util.files import check_file
 from tools.profiles.compose import Target
 from tools.profiles.fit import write_profile
@@ -48,10 +48,8 @@ def build(
     check_file("--out", out)
     try:
         spec = load_model(model)
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
+    except ScenarioError as error:
+        raise HeadwayError(f"--model: {error.what}") from None
     quantization = quantization or (spec.quantization if dtype == "auto" else "") or None
     weights, cache = _precision(dtype, quantization, kv_cache_dtype)
     target = Target(spec, find_gpu_tables(gpu), tp, weights, cache)

@@ -26,7 +26,7 @@ from simulator.costs.roofline import (
 from simulator.costs.split import FULL, THREAD_BLOCKS
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.spec import ModelSpec
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, ScenarioError
 from tools.profiles.aiconfigurator import AllReduce, Experts, Products
 from tools.profiles.attention import (
     NO_LINEAR,
@@ -75,8 +75,8 @@ class Target:
             raise HeadwayError(f"--tp: must be at least 1, not {self.gpus}")
         try:
             self.model.check_parallel(self.gpus)
-        except ValueError as error:
-            raise HeadwayError(f"--tp: {str(error).partition(': ')[2]}") from None
+        except ScenarioError as error:
+            raise HeadwayError(f"--tp: {error.what}") from None
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from calibration.errors import Floats
 from simulator.models.gpus import GPUS, NVLINK, Gpu, find_gpu
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, ScenarioError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,8 +100,8 @@ def find_gpu_tables(name: str) -> GpuTables:
     """Find the tables of a GPU by its name; HeadwayError names those that there are."""
     try:
         gpu = find_gpu(name)
-    except ValueError as error:
-        raise HeadwayError(f"--gpu: {str(error).removeprefix('gpu.name: ')}") from None
+    except ScenarioError as error:
+        raise HeadwayError(f"--gpu: {error.what}") from None
     for tables in GPU_TABLES:
         if tables.gpu is gpu:
             return tables

@@ -154,12 +154,11 @@ class SgLang(ContinuousBatching):
         One that ignores the end of sequence, where nothing is cached, and may have all the memory
         would wait there for ever.
         """
-        pool = self._pool
         prompt, most = request.prompt_tokens, self.limit(request)
         if (self.options.ignore_eos or request.ignore_eos) and self.tree is None:
             size = self.blocks.block_size
             paged = -(-prompt // size) * size
-            if paged + size + most >= pool - 1:
+            if paged + size + most >= self._pool - 1:
                 return False
         return prompt < self._longest - 4 and most > 0
 
