@@ -19,7 +19,7 @@ from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.engine_sizes import BFLOAT16, EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model
-from simulator.models.modules import FULL, Module
+from simulator.models.modules import FULL, Module, modules_of
 from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
 from simulator.models.vision import VisionEncoder
@@ -216,40 +216,36 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
 
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     """Bytes of what drafts: a layer of MTP, EAGLE's layer and `fc`, EAGLE-3's, or a model."""
-    hidden, gpus = model.hidden_size, sizes.tensor_parallel_size
-    method, draft = sizes.draft_method, sizes.draft
+    method, draft, more = sizes.draft_method, sizes.draft, {"target": model.hidden_size}
+    alone = EngineSizes(tensor_parallel_size=sizes.tensor_parallel_size)
     if draft is not None and method == "draft_model":
-        own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus))
+        own = loaded(draft, gpu, alone)
         return sum(own.layers) + sum(own[1:]) - own.tower
     if method == "mtp":
         if not model.has_mtp:
             raise ScenarioError("engine.speculative_config", f"mtp: {model.name} has no MTP layers")
         at = 0 if model.dense_drafts else model.num_hidden_layers - 1
-        head = f"layers.{at}."
-        last = (one for one in model.modules if one.name.startswith(head))
-        named = (one._replace(name="mtp." + one.name) for one in last)
-        return sum(_tensors(model, gpu, sizes, named).values()) + HALF * 2 * hidden * hidden
-    if method not in ("eagle", "eagle3"):
+        last = (one for one in model.modules if one.name.startswith(f"layers.{at}."))
+        drafting, modules = model, [one._replace(name="mtp." + one.name) for one in last]
+    elif method in ("eagle", "eagle3"):
+        drafting = draft or replace(
+            model,
+            num_hidden_layers=1,
+            kinds=(),
+            num_experts=0,
+            latent=None,
+            linear=None,
+            checkpoint=None,
+            intermediate_size=model.dense_intermediate_size or model.intermediate_size,
+        )
+        modules, sizes, vocabulary = [*drafting.modules], alone, drafting.vocab_size
+        shares = drafting.hidden_size == model.hidden_size  # the target's table of tokens
+        heads = drafting.draft_vocab_size or (vocabulary if draft else EAGLE3_VOCABULARY)
+        more["tables"] = heads + (0 if shares else vocabulary)
+    else:
         return 0.0
-    one = draft or replace(
-        model,
-        num_hidden_layers=1,
-        kinds=(),
-        num_experts=0,
-        latent=None,
-        linear=None,
-        checkpoint=None,
-        intermediate_size=model.dense_intermediate_size or model.intermediate_size,
-    )
-    width = one.hidden_size
-    alone = EngineSizes(tensor_parallel_size=gpus)
-    layers = sum(_tensors(one, gpu, alone, one.modules).values())
-    if method == "eagle":
-        return layers + HALF * 2 * hidden * width
-    heads = (one.num_attention_heads + 2 * one.num_key_value_heads) * one.head_dim
-    tables = one.vocab_size if width != hidden else 0  # else the target's is shared
-    tables += one.draft_vocab_size or (one.vocab_size if draft else EAGLE3_VOCABULARY)
-    return layers + HALF * (3 * hidden * width + width * (heads + tables) / gpus)
+    modules += modules_of([method], vars(drafting) | more)
+    return sum(_tensors(drafting, gpu, sizes, modules).values())
 
 
 def draft_method_of(block: Mapping[str, Any], base: Path | None = None) -> str:
