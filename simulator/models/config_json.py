@@ -31,7 +31,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
-SIZES, FLAGS = keys_of("whole", "layers"), keys_of("flag", "number")
+SIZES, FLAGS = keys_of("whole", "size", "layers"), keys_of("flag", "number")
 SHARED: list[str] = TABLE["shared"].split()
 """Keys of the width of what all tokens meet beside the experts."""
 
@@ -204,11 +204,6 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
         for key in REQUIRED
         if not any(one in raw for one in SIZES[key])
         and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
-    ]
-    wrong += [
-        f"{key}: must be positive, not 0"
-        for key in ("head_dim", "num_key_value_heads", "moe_intermediate_size")
-        if raw.get(key) == 0
     ]
     experts = any(map(raw.get, SIZES["num_experts"]))
     if not experts and ("moe_intermediate_size" in raw or raw.get("mixture")):

@@ -37,6 +37,7 @@ def _blocks(value: Any) -> bool:
 
 KINDS: dict[str, tuple[Check, str]] = {
     "layers": (_whole(MOST_LAYERS), f"a whole number up to {MOST_LAYERS:,}"),
+    "size": (_whole(least=1), f"a positive whole number up to {MOST:,}"),
     "whole": (_whole(), f"a whole number up to {MOST:,}"),
     "signed": (_whole(MOST, -1), "a whole number"),
     "pattern": (lambda n: isinstance(n, str) or _whole()(n), "a whole number"),
