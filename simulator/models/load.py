@@ -81,24 +81,32 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         return _under(wanted, by_name)
     if wrong := why_not_regular(path):
         raise ScenarioError("model", wrong)
-    if path.suffix == ".gguf" or path.name == "params.json":
-        what = f"is {FOREIGN[path.suffix]}: give its config.json or hub name"
-        raise ScenarioError("model", f"{path} {what}")
+    if foreign := _foreign(path):
+        raise ScenarioError("model", f"{path} {foreign}")
     return read_config(path)
 
 
 ENCODERS = ("re:visual", "re:vision_tower")
 """Modules that makers of quantized checkpoints leave in 16 bits."""
-FOREIGN = {".gguf": "a GGUF file", ".json": "Mistral's own format"}
+FOREIGN = {
+    ".gguf": "is a GGUF file: give its config.json or hub name",
+    "params.json": "is Mistral's own format: give its config.json or hub name",
+    "adapter_config.json": "is an adapter's: give its base model, and enable_lora",
+}
+
+
+def _foreign(path: Path) -> str:
+    """Say of a file of another kind what it is, and what to give; "": of none that is known."""
+    return FOREIGN.get(path.name) or FOREIGN.get(path.suffix, "")
 
 
 def _config_in(folder: Path) -> Path:
     """Return the config.json in a folder; ValueError, with what is there instead, if none is."""
     if (path := folder / "config.json").exists():
         return path
-    ours = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
-    there = f"has {', '.join(ours[:3])} and" if ours else "has"
-    why = "; params.json is Mistral's own: give the hub's name" if "params.json" in ours else ""
+    ours = sorted(one for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
+    there = f"has {', '.join(one.name for one in ours[:3])} and" if ours else "has"
+    why = next((f"; {one.name} {_foreign(one)}" for one in ours if _foreign(one)), "")
     raise ScenarioError("model", f"{str(folder)!r} {there} no config.json{why}")
 
 

@@ -123,17 +123,21 @@ def test_another_architecture_or_size_is_not_proposed(name: str) -> None:
 
 
 def test_what_is_no_config_is_told(tmp_path: Path) -> None:
-    """A folder without one, Mistral's own file, llama.cpp's."""
+    """A folder without one, Mistral's own file, an adapter's, llama.cpp's."""
     with pytest.raises(ValueError, match=r"has no config\.json$"):
         load_model(tmp_path)
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(
         ValueError,
-        match=r"has params\.json and no config\.json; params\.json is Mistral's own: give the hub",
+        match=r"has params\.json and no config\.json; params\.json is Mistral's own format: give",
     ):
         load_model(tmp_path)
     with pytest.raises(ValueError, match=r"params\.json is Mistral's own format: give"):
         load_model(tmp_path / "params.json")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    for path in (tmp_path, tmp_path / "adapter_config.json"):
+        with pytest.raises(ValueError, match=r"is an adapter's: give its base model, and enable_l"):
+            load_model(path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03")
     with pytest.raises(ValueError, match=r"is a GGUF file: give its config\.json"):
         load_model(tmp_path / "model.gguf")
