@@ -177,7 +177,8 @@ def _fp8_of(block: Sequence[int] | None) -> Format:
 def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read AWQ's, GPTQ's and AutoRound's: scales in 16 bits, zero points as wide as the weights.
 
-    `dynamic` and `extra_config` have other formats for modules of some names, or none.
+    `dynamic` and `extra_config` have other formats for modules of some names, or none; where keys
+    of `ONLY` name some, no others are quantized.
     """
     keys = ("bits", "group_size")
     usual = {"bits": config.get("w_bit"), "group_size": config.get("q_group_size")}
@@ -196,7 +197,12 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
             yield Rule((pattern,), own_format)
     if config.get("lm_head") is True:
         yield Rule(("lm_head",), found)
-    yield Rule((), found)
+    told = [(how, re.findall(r"[\w.]+", str(config.get(key) or ""))) for key, how in ONLY.items()]
+    yield Rule(tuple(how + name for how, names in told for name in names), found)
+
+
+ONLY = {"block_name_to_quantize": "re:", "to_quant_block_names": "re:"}  # beginnings of names
+ONLY |= {"modules_in_block_to_quantize": ""}
 
 
 def _integers(bits: object, group: int | None, zeros: bool) -> Format:

@@ -18,6 +18,7 @@ FP8_GROUP = {
         "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
     }
 }
+TOWER = "vision_tower.encoder.layers.0.self_attn.k_proj"
 EXPERT, GATE = "layers.3.mlp.experts.0.up_proj", "layers.3.mlp.gate"
 
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
@@ -110,6 +111,25 @@ def test_gptq_says_of_some_modules_something_else() -> None:
     assert found.of(DOWN) is None
     assert found.of(EXPERT) == Format("int8", 8, 3, 64)
     assert found.of(Q) == Format("int4", 4, 2.5, 128)
+
+
+@pytest.mark.parametrize(
+    ("key", "names", "quantized"),
+    [
+        ("block_name_to_quantize", "model.layers", (Q, DOWN, EXPERT)),
+        ("block_name_to_quantize", "model.language_model.layers,x", (Q, DOWN, EXPERT)),
+        ("to_quant_block_names", ["model.layers.0", "model.layers.3"], (Q, EXPERT)),
+        ("modules_in_block_to_quantize", [["self_attn.q_proj"], ["mlp.down_proj"]], (Q, DOWN)),
+        ("modules_in_block_to_quantize", None, (Q, DOWN, EXPERT, TOWER)),
+    ],
+)
+def test_blocks_outside_of_a_list_stay_in_16_bits(
+    key: str, names: object, quantized: tuple[str, ...]
+) -> None:
+    """As vLLM 0.33's INCConfigParser and is_layer_gptq_quantized; an encoder was in 4 bits."""
+    found = read(quant_method="auto-round", bits=4, group_size=128, **{key: names})
+    assert tuple(one for one in (Q, DOWN, EXPERT, TOWER) if found.of(one)) == quantized
+    assert found.word == "int4"
 
 
 def test_mixed_precision_names_its_modules(tmp_path: Path) -> None:
