@@ -206,7 +206,11 @@ def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) ->
         engine["name"] == VLLM
         and release >= STATES_SINCE
         and (policy is None or (known is not None and of_policy(known) is Scheduler))
-        and all(engine.get(key, value) == value for key, value in REQUIRED["states"].items())
+        and all(
+            engine.get(key, value) == value
+            for key, value in REQUIRED["states"].items()
+            if key != "enable_chunked_prefill"  # without it vLLM does not start
+        )
     )
     if engine.get("mamba_cache_mode") == "none":  # vLLM's own, whatever is chosen in the end
         del engine["mamba_cache_mode"]

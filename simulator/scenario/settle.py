@@ -24,6 +24,7 @@ from simulator.util.errors import HeadwayWarning, ScenarioError
 
 OTHER_LIMITS = ("tensorrt-llm", "sglang")  # the server refuses longer prompts; takes them whole
 AUTO_SINCE = (0, 14, 0)  # of vLLM: --max-model-len auto
+THRESHOLD_SINCE = (0, 32, 0)  # and its bound on long_prefill_token_threshold, looked up from here
 Attempt = Callable[[str, str], AbstractContextManager[object]]
 """Takes the key to blame where what is done within fails, and others that have a part in it."""
 
@@ -178,8 +179,8 @@ def beyond_positions(model: ModelSpec, engine: EngineConfig, longest: int) -> in
 
 
 def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterator[str]:
-    """Say what vLLM does not start: requests beyond the model's positions, an unknown family."""
-    since = SINCE.get(model.family, "0.0.0")
+    """Say what vLLM does not start: by the model's positions, family and experts, and by limits."""
+    since, refuses = SINCE.get(model.family, "0.0.0"), f"vLLM does not start {model.name}: "
     if most := beyond_positions(model, engine, longest):
         beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of"
         asked = LONGER.get(engine.name)
@@ -187,6 +188,12 @@ def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterato
         yield f"{beyond} {model.name}{what}"
     if engine.name == VLLM and release_of(engine) < tuple(map(int, since.split("."))):
         yield f"vLLM {engine.version} does not start {model.name}: {model.family} came with {since}"
+    if engine.name == VLLM and engine.enable_expert_parallel and not model.num_experts:
+        yield f"{refuses}engine.enable_expert_parallel: it has no experts"
+    most = engine.long_prefill_token_threshold
+    if engine.name == VLLM and most > longest and release_of(engine) >= THRESHOLD_SINCE:
+        what = f"engine.long_prefill_token_threshold ({most:,}) cannot be greater than "
+        yield f"{refuses}{what}max_model_len ({longest:,})"
 
 
 def _warnings(spec: EngineSpec) -> Iterator[str]:

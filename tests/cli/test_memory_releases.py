@@ -179,6 +179,25 @@ def test_a_length_beyond_the_positions_is_named(capsys: pytest.CaptureFixture[st
         assert "not read" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "version", "why"),
+    [
+        ("-ep", "0.33.0", "enable_expert_parallel: it has no experts"),
+        ("--long-prefill-token-threshold 8193", "0.33.0", "(8,193) cannot be greater than max_mod"),
+        ("--long-prefill-token-threshold 8193", "0.31.0", ""),
+        ("--long-prefill-token-threshold 8192", "0.33.0", ""),
+    ],
+)
+def test_what_a_server_does_not_start_with_is_named(
+    capsys: pytest.CaptureFixture[str], options: str, version: str, why: str
+) -> None:
+    command = f"docker run vllm/vllm-openai:v{version} --model llama-3-8b {options}"
+    main(["memory", "--gpu", "H100-80GB", "--command", command])
+    told = capsys.readouterr().err
+    assert ("vLLM does not start llama-3-8b: engine." in told) == bool(why)
+    assert why in told
+
+
 def test_no_length_beyond_the_positions_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     shape = "memory --model llama-3-8b --gpu H100-80GB --max-model-len 2000000"
     assert main(shape.split()) == 1

@@ -117,3 +117,14 @@ def test_what_does_not_go_with_states_is_named(engine: dict[str, Any], what: str
     model = "llama-3-8b" if "llama" in what else "qwen3-next-80b-a3b"
     with pytest.raises(HeadwayError, match=what):
         check(engine=engine, model=model, gpu={"name": "H200", "count": 2})
+
+
+def test_states_are_cached_by_chunks_alone() -> None:
+    """Else vLLM does not start: "Chunked prefill is required for Mamba prefix caching"."""
+    given: dict[str, Any] = {"model": "qwen3-next-80b-a3b", "gpu": {"name": "B200"}}
+    whole = {"enable_chunked_prefill": False, "tensor_parallel_size": 4}
+    with pytest.raises(HeadwayError, match=r"enable_chunked_prefill: must be true: states are"):
+        check(engine=whole, **given)
+    assert not check(
+        engine=whole | {"enable_prefix_caching": False}, **given
+    ).engine.enable_prefix_caching
