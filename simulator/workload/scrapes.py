@@ -7,10 +7,10 @@ counts, and `process_start_time_seconds` where there is one scrape alone.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ NUMBER = r"[+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)"
 SAMPLE = re.compile(rf"([a-z_:][\w:]*)(?:\{{(.*)\}})?\s+({NUMBER})(?!\S)(?:\s+(-?[\d.]+))?", re.I)
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 GROWING = ("_total", "_sum", "_count", "_bucket")
-OLD_NAMES: Mapping[str, str] = NAMES["older names of metrics"]
-SGLANG: Mapping[str, str] = NAMES["SGLang's metrics"]
+OLD_NAMES, SGLANG = NAMES["older names of metrics"], NAMES["SGLang's metrics"]
 """Metrics of SGLang 0.4 and 0.5, and vLLM's names for them; others are called alike."""
 PARTS = re.compile(r"(_sum|_count|_bucket)?$")
 SHORTEST = 1.0  # s between two scrapes, where only their files tell it
@@ -60,6 +59,11 @@ class Metrics:
         found = self.values.get(name)
         return sum(found.values()) if found else None
 
+    def mean(self, name: str) -> float:
+        """Return the mean of a histogram; NaN where there is none."""
+        count, total = self.total(f"{name}_count"), self.total(f"{name}_sum")
+        return total / count if count and total is not None else nan
+
 
 def read_metrics(
     path: Path, later: Path | None = None, seconds: float | None = None, model: str | None = None
@@ -81,7 +85,10 @@ def read_metrics(
     if ranged or any(points[-1][0] > points[0][0] for points in first.values()):  # OpenMetrics
         if later is not None or seconds is not None:
             raise HeadwayError(f"{path}: has times of its own, and needs no other")
-        return _of_range(path, first)
+        times = [time for points in first.values() for time, _ in points]
+        if not times or max(times) <= min(times):
+            raise HeadwayError(f"{path}: values of one moment alone: ask for a range")
+        return _summed(Metrics(max(times) - min(times), "by the times in the file"), first)
     if later is None:
         seconds, how = _since_start(path, first) if seconds is None else (seconds, "as given")
         return _growth(path, {}, first, seconds, how)
@@ -248,32 +255,26 @@ def _growth(path: Path, first: Series, last: Series, seconds: float, how: str) -
     """Take one scrape from the other."""
     if not 0 < seconds < inf:
         raise HeadwayError(f"--seconds {seconds:g}: is not more than 0")
-    values: dict[Key, list[float]] = {}
+    both: Series = {}
     for key, points in last.items():
-        name, value = key[0], points[-1][1]
-        before = [0.0] if name.endswith(GROWING) else []
-        before = [first[key][-1][1]] if key in first else before
-        if name.endswith(GROWING) and value < before[0]:
+        name, value, grows = key[0], points[-1][1], key[0].endswith(GROWING)
+        before = first[key][-1][1] if key in first else 0.0
+        if grows and value < before:
             raise HeadwayError(
-                f"{path}: {name}: fell from {before[0]:g} to {value:g}: the server was started "
+                f"{path}: {name}: fell from {before:g} to {value:g}: the server was started "
                 "again between the scrapes"
             )
-        values[key] = [*before, value]
-    return _summed(Metrics(seconds, how), values)
+        both[key] = [(0.0, before)] * (grows or key in first) + [(1.0, value)]
+    return _summed(Metrics(seconds, how), both)
 
 
-def _of_range(path: Path, series: Series) -> Metrics:
-    """Add up what each series grew by; where it fell, its server was started again."""
-    times = [time for points in series.values() for time, _ in points]
-    if not times or max(times) <= min(times):
-        raise HeadwayError(f"{path}: values of one moment alone: ask for a range")
-    values = {key: [v for _, v in sorted(points) if isfinite(v)] for key, points in series.items()}
-    return _summed(Metrics(max(times) - min(times), "by the times in the file"), values)
+def _summed(found: Metrics, series: Series) -> Metrics:
+    """Add the growth of counters, and of gauges mean, most and change.
 
-
-def _summed(found: Metrics, series: Mapping[Key, Sequence[float]]) -> Metrics:
-    """Add the growth of counters, and of gauges mean, most and change."""
-    for (name, labels), values in series.items():
+    Where a counter fell, its server was started again.
+    """
+    for (name, labels), points in series.items():
+        values = [value for _, value in sorted(points) if isfinite(value)]
         if not values:
             continue
         if name.endswith(GROWING):

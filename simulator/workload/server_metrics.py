@@ -1,12 +1,15 @@
 """The load of a running server, from what its metrics say (`scrapes.py`), as a scenario."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from math import isfinite, isnan
+from itertools import chain
+from math import isnan
 from typing import Any
+
+import numpy as np
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.generate import INPUT_LEN, OUTPUT_LEN
@@ -30,6 +33,10 @@ class Load:
     engine: dict[str, Any]
     model: str = ""
 
+    def add(self, what: str, value: str, source: str) -> None:
+        """Tell a figure."""
+        self.lines.append((what, value, source))
+
 
 def infer_load(metrics: Metrics, place: str) -> Load:
     """Work out rate, lengths, concurrency and memory; HeadwayError if no request was finished."""
@@ -46,10 +53,9 @@ def infer_load(metrics: Metrics, place: str) -> Load:
     more = sum(metrics.level_change.get(name, 0.0) for name in levels)
     came = max(requests + aborted + more, 1.0)
     load = Load(came, metrics.seconds, came / metrics.seconds, [], {}, {})
-    add = load.lines.append
-    add(("time", f"{metrics.seconds:,.1f} s", metrics.how))
-    add(("request rate", f"{load.rate:,.4g} req/s",
-         f"{requests:,.0f} finished, {aborted:,.0f} aborted, {more:+,.0f} in flight"))  # fmt: skip
+    came_by = f"{requests:,.0f} finished, {aborted:,.0f} aborted, {more:+,.0f} in flight"
+    load.add("time", f"{metrics.seconds:,.1f} s", metrics.how)
+    load.add("request rate", f"{load.rate:,.4g} req/s", came_by)
     for key, name in (("input_len", "prompt"), ("output_len", "generation")):
         metric = f"vllm:request_{name}_tokens"
         quantiles = _lengths(metrics, metric)
@@ -57,19 +63,19 @@ def infer_load(metrics: Metrics, place: str) -> Load:
             _add_mean(metrics, load, key, name, requests)
             continue
         load.lengths[key] = quantiles
-        add((key, f"mean {_mean(metrics, metric):,.0f}, to {quantiles['values'][-1]:,.0f} tokens",
-             f"buckets of {metric}, scaled to its mean"))  # fmt: skip
-    _add_concurrency(metrics, requests, load)
+        value = f"mean {metrics.mean(metric):,.0f}, to {quantiles['values'][-1]:,.0f} tokens"
+        load.add(key, value, f"buckets of {metric}, scaled to its mean")
+    _add_concurrency(metrics, load)
     for name, metric in NAMES["latencies in metrics"].items():
-        mean = _mean(metrics, metric)
-        if not isnan(mean):
-            add((f"mean {name}", f"{mean * 1e3:,.1f} ms", metric))
+        if not isnan(mean := metrics.mean(metric)):
+            load.add(f"mean {name}", f"{mean * 1e3:,.1f} ms", metric)
     if queries := metrics.total("vllm:prefix_cache_queries_total"):
         hits = (metrics.total("vllm:prefix_cache_hits_total") or 0.0) / queries
-        add(("prefix cache", f"{hits:.1%} of tokens found",
-             "not in the workload below: nobody says which prompts share what"))  # fmt: skip
+        none = "not in the workload below: nobody says which prompts share what"
+        load.add("prefix cache", f"{hits:.1%} of tokens found", none)
     if aborted:
-        add(("aborted", f"{aborted:,.0f} requests", "in the rate below, where none is aborted"))
+        none = "in the rate below, where none is aborted"
+        load.add("aborted", f"{aborted:,.0f} requests", none)
     _add_left_out(metrics, load)
     _add_engine(metrics, load)
     load.lines = [(what, value, metrics.told_as(source)) for what, value, source in load.lines]
@@ -81,15 +87,15 @@ def _add_left_out(metrics: Metrics, load: Load) -> None:
     source = "{}: not in the workload below"
     for head, metric in NAMES["in metrics"].items():
         if value := metrics.total(metric):
-            load.lines.append((head, f"{value:,.0f}", source.format(metric)))
-    answers, metric = _mean(metrics, "vllm:request_params_n"), "vllm:request_params_n"
-    if answers > 1:
-        load.lines.append(("answers (n)", f"{answers:,.2f} by request", source.format(metric)))
+            load.add(head, f"{value:,.0f}", source.format(metric))
+    if (answers := metrics.mean("vllm:request_params_n")) > 1:
+        told = f"{answers:,.2f} by request"
+        load.add("answers (n)", told, source.format("vllm:request_params_n"))
     for head, (metric, end) in NAMES["in labels of metrics"].items():
         labels = chain.from_iterable(metrics.values.get(metric, {}))
         texts = [text for key, text in labels if key.endswith(end) and text]
         if names := {name for text in texts for name in text.split(",")}:
-            load.lines.append((head, ", ".join(sorted(names)), source.format(metric)))
+            load.add(head, ", ".join(sorted(names)), source.format(metric))
 
 
 def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float) -> None:
@@ -99,29 +105,29 @@ def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float
     if not tokens:
         load.lengths[key] = None
         none = f"no vllm:request_{name}_tokens, nor {metric}"
-        load.lines.append(
-            (key, "not recorded", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken")
-        )
+        load.add(key, "not recorded", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken")
         return
     load.lengths[key] = mean = max(round(tokens / requests), 1)
     source = f"{metric} by finished request: no vllm:request_{name}_tokens"
-    load.lines.append((key, f"mean {mean:,} tokens", source))
+    load.add(key, f"mean {mean:,} tokens", source)
 
 
-def _add_concurrency(metrics: Metrics, requests: float, load: Load) -> None:
+LEVELS = {
+    "num_requests_running": ",.1f",
+    "num_requests_waiting": ",.1f",
+    "kv_cache_usage_perc": ".1%",
+}
+
+
+def _add_concurrency(metrics: Metrics, load: Load) -> None:
     if (busy := metrics.total("vllm:e2e_request_latency_seconds_sum")) is not None:
-        mean = busy / load.seconds
         source = "requests' latencies over the time (Little's law)"
-        load.lines.append(("concurrency", f"{mean:,.1f} in flight on average", source))
-    for name, form in (
-        ("num_requests_running", ",.1f"),
-        ("num_requests_waiting", ",.1f"),
-        ("kv_cache_usage_perc", ".1%"),
-    ):
+        load.add("concurrency", f"{busy / load.seconds:,.1f} in flight on average", source)
+    for name, form in LEVELS.items():
         if value := metrics.values.get(f"vllm:{name}"):
             mean = sum(value.values()) / (len(value) if form == ".1%" else 1)
             told = f"{metrics.most.get(f'vllm:{name}', 0.0):{form}} on one engine"
-            load.lines.append((name, f"{mean:{form}}", f"mean of what was scraped, at most {told}"))
+            load.add(name, f"{mean:{form}}", f"mean of what was scraped, at most {told}")
 
 
 def _add_engine(metrics: Metrics, load: Load) -> None:
@@ -130,15 +136,14 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
     series = ((name, labels) for name, found in metrics.values.items() for labels in found)
     load.model = next(iter(model_names(series)), "")
     if load.model:
-        load.lines.append(("model", load.model, "label model_name"))
+        load.add("model", load.model, "label model_name")
     if metrics.sglang:
         load.engine["name"] = "sglang"
-        pools = metrics.values.get("vllm:kv_cache_tokens")
-        if pools:
+        if pools := metrics.values.get("vllm:kv_cache_tokens"):
             load.engine["num_gpu_blocks_override"] = tokens = int(max(pools.values()))
-            load.lines.append(("KV cache", f"{tokens:,} tokens", "vllm:kv_cache_tokens"))
+            load.add("KV cache", f"{tokens:,} tokens", "vllm:kv_cache_tokens")
     elif not infos:
-        load.lines.append(("KV cache", "not recorded", "no vllm:cache_config_info"))
+        load.add("KV cache", "not recorded", "no vllm:cache_config_info")
     if not infos:
         return
     flags = dict(next(iter(infos)))
@@ -147,46 +152,33 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
             load.engine[KNOBS.get(name, name)] = json.loads(flags.get(name, "").lower())
     size, count = load.engine.get("block_size"), load.engine.get("num_gpu_blocks_override")
     if size and count:
-        load.lines.append(("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info"))
+        load.add("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info")
     engines = {(dict(one).get("engine"), dict(one).get("instance")) for one in infos}
     if len(engines) > 1:
         load.engine["data_parallel_size"] = len(engines)
-        load.lines.append(("engines", str(len(engines)), "each with such a cache; rate of all"))
-    load.lines.append(("version, GPU", "not recorded", "vLLM's metrics do not have them"))
-
-
-def _mean(metrics: Metrics, name: str) -> float:
-    count = metrics.total(f"{name}_count")
-    total = metrics.total(f"{name}_sum")
-    return total / count if count and total is not None else float("nan")
+        load.add("engines", str(len(engines)), "each with such a cache; rate of all")
+    load.add("version, GPU", "not recorded", "vLLM's metrics do not have them")
 
 
 def _lengths(metrics: Metrics, name: str) -> dict[str, Any] | None:
     """Return a histogram as quantiles: straight lines between its bounds, scaled to its mean."""
-    counts: dict[float, float] = {}
+    counts: Counter[float] = Counter()
     for labels, count in metrics.values.get(f"{name}_bucket", {}).items():
-        bound = float(dict(labels).get("le", "inf"))
-        counts[bound] = counts.get(bound, 0.0) + count
-    total, mean = max(counts.values(), default=0.0), _mean(metrics, name)
+        counts[float(dict(labels).get("le", "inf"))] += count  # type: ignore[assignment]
+    total, mean = max(counts.values(), default=0.0), metrics.mean(name)
     if not total or isnan(mean):
         return None
-    values, at, before = [1.0], [0.0], 1.0
-    for bound in sorted(counts):
-        share = min(counts[bound] / total, 1.0)
-        top = bound if isfinite(bound) else before
-        if share > at[-1]:
-            if at[-1] == 0.0:
-                values[0] = before
-            values.append(top)
-            at.append(share)
-        before = top
-    pieces = zip(pairwise(values), pairwise(at), strict=True)
-    drawn = sum((low + high) / 2 * (to - since) for (low, high), (since, to) in pieces)
-    scale = mean / drawn
+    bounds = sorted(counts)
+    tops = np.array([1.0, *bounds])
+    tops[np.isinf(tops)] = tops[np.isfinite(tops)][-1]
+    shares = np.maximum.accumulate([0.0, *(counts[bound] / total for bound in bounds)])
+    rises = np.flatnonzero(np.diff(shares))
+    values, at = (column[[rises[0], *(rises + 1)]] for column in (tops, shares))
+    scale = mean / ((values[1:] + values[:-1]) / 2 @ np.diff(at))
     return {
         "kind": "quantiles",
-        "values": [round(max(value * scale, 1.0), 1) for value in values],
-        "at": [round(share, 6) for share in at[:-1]] + [1.0],
+        "values": [round(max(value * scale, 1.0), 1) for value in values.tolist()],
+        "at": [round(share, 6) for share in at.tolist()],
     }
 
 
@@ -204,22 +196,19 @@ def load_figures(load: Load) -> dict[str, Any]:
 
 def scenario_text(load: Load, model: str | None, sources: Sequence[str]) -> str:
     """Write a scenario with this load; what the metrics do not tell is a comment."""
-    head = [
-        f"# From {' and '.join(sources)}: {load.requests:,.0f} requests in {load.seconds:,.1f} s."
+    lines = [
+        f"# From {' and '.join(sources)}: {load.requests:,.0f} requests in {load.seconds:,.1f} s.",
+        f"model: {model}" if model else "# model: a shipped one, or a config.json",
+        "# gpu: {name: H100-80GB}  # the metrics do not tell it; without, an A100-80GB",
     ]
-    lines = [*head, f"model: {model}" if model else "# model: a shipped one, or a config.json"]
-    lines.append("# gpu: {name: H100-80GB}  # the metrics do not tell it; without, an A100-80GB")
     if load.engine:
         lines += ["engine:", *_pairs(load.engine)]
     count = max(round(load.requests), 1)
     lines += ["workload:", *_pairs({"num_prompts": count, "request_rate": round(load.rate, 6)})]
     for key, value in load.lengths.items():
-        if value is None:
-            lines.append(
-                f"  {key}: {DEFAULT_LENGTHS[key]}  # vLLM's default: the metrics have none"
-            )
-        else:
-            lines += _pairs({key: value})
+        told = DEFAULT_LENGTHS[key] if value is None else value
+        default = "  # vLLM's default: the metrics have none" if value is None else ""
+        lines += [f"{line}{default}" for line in _pairs({key: told})]
     return "\n".join(lines) + "\n"
 
 
