@@ -126,3 +126,36 @@ def test_words_that_say_that_a_request_was_no_load(put, name, bad, good):
 def test_a_request_came_when_it_was_queued_not_when_it_was_scheduled(put):
     rows = "scheduled_at,queued_at,prompt_tokens,output_tokens\n5,0,9,5\n9,1,9,5\n"
     assert read_trace(put(rows)).arrival.tolist() == [0, 1]
+
+
+PAGES = {
+    "requests": lambda k: {"arrival": k, "prompt_tokens": 9 + k, "output_tokens": 5},
+    "otel": lambda k: {
+        "id": f"s{k}",
+        "traceId": "t",
+        "startTime": f"2026-01-01T00:00:0{k}Z",
+        "usageDetails": {"input": 9 + k, "output": 5},
+    },
+}
+
+
+@pytest.mark.parametrize("form", [*PAGES])
+@pytest.mark.parametrize("write", [json.dumps, "\n".join, "".join], ids=["list", "lines", "row"])
+def test_pages_of_an_export(put, form, write):
+    """Pages in a list, a line or one behind the other have the requests of all of them."""
+    pages = [{"data": [PAGES[form](2 * k), PAGES[form](2 * k + 1)]} for k in range(3)]
+    text = write(pages if write is json.dumps else [json.dumps(page) for page in pages])
+    path = put(text)
+    assert detect_format(path) == form
+    work = read_trace(path)
+    assert work.arrival.tolist() == [0, 1, 2, 3, 4, 5]
+    assert work.prompt_tokens.tolist() == [9, 10, 11, 12, 13, 14]
+
+
+def test_no_result_and_no_object_are_named(put):
+    with pytest.raises(HeadwayError, match=":1: line: no result in it, as vllm bench serve"):
+        read_trace(put("[]"), "vllm_bench")
+    request = json.dumps(PAGES["requests"](0))
+    for text in (f"{request} 7", f'{{"data": [{request}]}}\n3\n'):
+        with pytest.raises(HeadwayError, match=r":[12]: line: not a JSON object"):
+            read_trace(put(text), "requests")

@@ -89,8 +89,10 @@ def json_objects(
         steps = inside(value) if isinstance(value, dict) else ()
         if steps is None:
             yield line, value
-        else:
+        elif isinstance(value, dict | list):
             yield from items(text, steps, problems, line, at)
+        else:
+            problems.add(line, "line", "not a JSON object")
 
 
 class HashBlocks:

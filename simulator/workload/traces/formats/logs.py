@@ -103,12 +103,12 @@ def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
 def _all_spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
     for line, value in json_objects(path, problems, _spans_of_page):
-        if not isinstance(value.get("resourceSpans"), list):
-            yield line, _flat_span(value)
-            continue
-        for group in objects_of(value, "resourceSpans"):
-            for scope in objects_of(group, "scopeSpans"):
-                yield from ((line, _flat_span(span)) for span in objects_of(scope, "spans"))
+        groups = objects_of(value, "resourceSpans")
+        scopes = (scope for group in groups for scope in objects_of(group, "scopeSpans"))
+        found = [span for scope in scopes for span in objects_of(scope, "spans")]
+        if not isinstance(value.get("resourceSpans"), list):  # a span, or a page in a list of them
+            found = objects_of(value, "data") if isinstance(value.get("data"), list) else [value]
+        yield from ((line, _flat_span(span)) for span in found)
 
 
 def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ unless the name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds 
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import header, json_keys, json_rows, read_csv
@@ -15,6 +16,7 @@ from simulator.workload.traces.documents import (
     Item,
     first_line,
     flat,
+    objects_of,
     parquet_names,
     parquet_rows,
 )
@@ -80,8 +82,22 @@ def json_requests(path: Path, problems: Problems, needed: Sequence[str] = ()) ->
     if parquet_names(path):
         yield from ((number, flat(row)) for number, row in parquet_rows(path))
         return
-    found = json_objects(path, problems, partial(_requests_in, needed=needed))
-    yield from ((line, flat(one)) for line, one in found)
+    for line, one in json_objects(path, problems, partial(_requests_in, needed=needed)):
+        yield from ((line, flat(request)) for request in _in_page(one) or [one])
+
+
+def _in_page(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the requests in the list of an object that is none itself, one of several pages."""
+    for key in list_of_objects(values):
+        if _are_of_request((*flat(values[key][0]),)) and not _are_of_request((*flat(values),)):
+            return objects_of(values, key)
+    return []
+
+
+@cache
+def _are_of_request(names: tuple[str, ...]) -> bool:
+    """As `has_requests`, of names that come again and again."""
+    return has_requests(names)
 
 
 def _once(problems: Problems, found: list[Item]) -> list[Item]:

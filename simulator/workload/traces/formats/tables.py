@@ -139,6 +139,8 @@ def _one_result(path: Path, problems: Problems, result: int | None) -> dict[str,
     found = found if result is None else _choose(path, found, result)
     if len(found) == 1:
         return found[0]
+    if not found:
+        raise HeadwayError(f"{path}:1: line: no result in it, as vllm bench serve writes an object")
     named = ", ".join(f"{k}: {_load(one)}" for k, one in enumerate(found[:6], 1))
     raise HeadwayError(
         f"{path}:1: line: several results; say --result 1, in a scenario trace: {{result: 1}} "
