@@ -117,9 +117,7 @@ class Server:
         middlewares = [refusals_in_json, self._guard]
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
         app.on_response_prepare.append(partial(allow, self.origins))
-        for route in self.routes():
-            add = app.router.add_get if route.method == "GET" else app.router.add_post
-            add(route.path, route.handler)
+        app.add_routes([web.route(one.method, one.path, one.handler) for one in self.routes()])
         return app
 
     @web.middleware
@@ -149,20 +147,21 @@ class Server:
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
         async with AsyncExitStack() as stack:
-            runner = await stack.enter_async_context(running(self.application()))
+            server = (await stack.enter_async_context(running(self.application()))).server
+            assert server is not None
+            server.request_factory = partial(self._came, server.request_factory)
             for last in (stopped.cancel, clock.cancel, self.engine.clock.stop):
                 stack.callback(last)
             for publisher in self.engine.kv_events.values():
                 stack.callback(publisher.close)
                 publisher.open()
             try:
-                socket = await _listen(runner, self.options.host, self.options.port)
+                socket = await _listen(server, self.options.host, self.options.port)
             except OSError as error:
                 where = f"{self.options.host}:{self.options.port}"
                 option = "--port" if error.errno in {EADDRINUSE, EACCES} else "--host"
                 raise HeadwayError(f"{option}: {where}: {error.strerror or error}") from None
             stack.callback(socket.close)
-            self._note_arrivals(runner)
             gc.collect()
             gc.freeze()  # what is here stays: the collector need not look at it again
             host, port = socket.sockets[0].getsockname()[:2]
@@ -171,18 +170,11 @@ class Server:
             if clock.done():
                 clock.result()  # the engine is broken: so is the server
 
-    def _note_arrivals(self, runner: web.AppRunner) -> None:
-        """Note when the head of each request was read: many at once wait for each other then."""
-        server = runner.server
-        assert server is not None
-        make = server.request_factory
-
-        def made(*given: Any) -> web.BaseRequest:
-            request = make(*given)
-            request["came"] = self.engine.clock.now
-            return request
-
-        server.request_factory = made
+    def _came(self, make: Callable[..., web.BaseRequest], *given: Any) -> web.BaseRequest:
+        """Note when the head of a request was read: many at once wait for each other then."""
+        request = make(*given)
+        request["came"] = self.engine.clock.now
+        return request
 
     def result(self) -> Result:
         """Return the run so far."""
@@ -306,13 +298,11 @@ def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> No
     asyncio.run(run())
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
     """Take connections, so many at once; others are closed as they come."""
 
     def accept() -> asyncio.Protocol:
-        assert runner.server is not None
-        full = len(runner.server.connections) >= MOST_CONNECTIONS
-        return _Closed() if full else runner.server()
+        return _Closed() if len(server.connections) >= MOST_CONNECTIONS else server()
 
     return await asyncio.get_running_loop().create_server(accept, host, port, backlog=1024)
 

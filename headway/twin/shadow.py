@@ -41,7 +41,6 @@ METRICS = {
     "preemptions": "num_preemptions_total",
 }
 GAUGES = ("running", "waiting", "kv_usage")
-PARTED = 2  # successive windows in which the same differs the same way
 
 Histogram = tuple[Floats, Floats, float]
 """Upper bounds, counts in each bucket (not cumulative), sum."""
@@ -241,8 +240,10 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
         begin = start.time + place * window
         apart = _apart(server, simulation, tolerance)
         verdict.windows.append(Window(begin, begin + window, came, server, simulation, apart))
-    for name in ROWS:
-        verdict.parted |= _first_apart(verdict.windows, name)
+    for before, after in pairwise(verdict.windows):
+        for name in ROWS:
+            if before.apart.get(name, 0) * after.apart.get(name, 0) > 0:  # the same way in both
+                verdict.parted.setdefault(name, before)
     return verdict
 
 
@@ -264,15 +265,6 @@ def _apart(
         if abs(difference) > max(least, tolerance * max(server[name], simulation[name])):
             found[name] = 1 if difference > 0 else -1
     return found
-
-
-def _first_apart(windows: Sequence[Window], name: str) -> dict[str, Window]:
-    """Find the first of several successive windows in which something differs the same way."""
-    signs = [window.apart.get(name, 0) for window in windows]
-    for k in range(len(signs) - PARTED + 1):
-        if signs[k] and len(set(signs[k : k + PARTED])) == 1:
-            return {name: windows[k]}
-    return {}
 
 
 def shadow(

@@ -7,9 +7,10 @@ here, in its order and with its types, so the errors are word for word its own (
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
 
 from headway.twin.api.tables import table
@@ -17,6 +18,7 @@ from headway.twin.api.tables import table
 INT64 = 2**63
 Seed = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
 Token = Annotated[int, Field(ge=0)]
+MOST_STOPS = 4  # the default of vLLM's VLLM_MAX_STOP_STRINGS
 MOST_ERRORS, MOST_INPUT, MOST_TEXT = 10, 200, 1000
 """Of errors that are told of a body, and of characters: a value's, an error's."""
 KEYS = ("type", "loc", "msg", "input", "ctx")
@@ -80,8 +82,8 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Open):
-    """vLLM's own words for it; `regex`, `grammar` and `structural_tag` are not understood."""
+class StructuredOutputs(BaseModel):
+    """vLLM's own words for it; `structural_tag` is not understood."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -105,7 +107,7 @@ class Sampling(Open):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = []
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = []
     stream: bool | None = False
     temperature: float | None = None
     top_p: float | None = None
@@ -133,7 +135,7 @@ class Body(Sampling):
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT64 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    stream_interval: int | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
     return_token_ids: bool | None = None
 
     @property
@@ -167,8 +169,13 @@ class Tool(Open):
 
 
 def _from_json(arguments: object) -> object:
-    """Read the arguments of a past call, a text of JSON, as the object that templates look at."""
-    return from_json(arguments or "{}") if isinstance(arguments, str) else arguments
+    """Read the arguments of a past call, a text of JSON; what is no object is an empty one.
+
+    A conversation with a torn call can go on, as in vLLM.
+    """
+    with suppress(ValueError):
+        arguments = from_json(arguments) if isinstance(arguments, str) else arguments
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class CalledFunction(Open):
@@ -221,6 +228,12 @@ class DetokenizeBody(BaseModel):
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+UNREAD = create_model(  # type: ignore[call-overload]
+    "Unread", __module__=__name__, **{key: (kind, None) for key, kind in table("unread").items()}
+)
+"""Keys that nothing depends on here, of which vLLM checks the types."""
 
 
 def parse_json(data: bytes) -> object:

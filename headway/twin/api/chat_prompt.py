@@ -50,10 +50,8 @@ Found = list[tuple[Media, int]]
 """Images and clips of a chat, with their tokens."""
 
 
-def chat_prompt(
-    chat: ChatBody, counter: TokenCounter, laws: MediaLaws | None = None
-) -> tuple[Prompt, list[str]]:
-    """Return a chat's prompt, and the kinds of parts, as `image_url`, that count nothing.
+def chat_prompt(chat: ChatBody, counter: TokenCounter, laws: MediaLaws | None = None) -> Prompt:
+    """Return a chat's prompt.
 
     Images and clips count by `laws`; None: nothing. Raises BadRequestError for a chat without a
     message or a token, and for more images or clips than the laws allow.
@@ -84,7 +82,7 @@ def chat_prompt(
     ignored = [kind for kind in kinds if laws is None or MEDIA_PARTS[kind] == "file"]
     none, unseen = not tokens, [kind for kind in ignored if MEDIA_PARTS[kind] != "file"]
     refuse({"no images": none and unseen, "empty prompt": none}, model=chat.model or "The model")
-    return Prompt(tokens, items=items), ignored
+    return Prompt(tokens, items=items, unseen=ignored)
 
 
 def _estimated(chat: ChatBody, messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -71,6 +72,7 @@ class ApiServer:
         except web.HTTPRequestEntityTooLarge:
             raise BadRequestError.of("long body", most=MOST_BYTES) from None
         body = read_types(bodies.parse_json(data), kind)
+        read_types(body.model_extra or {}, bodies.UNREAD)
         if isinstance(body, ResponsesBody):
             return read_types(body.chat(self.responses.before(body)), ResponseChat)
         return read_types(body.chat(), ChatBody) if isinstance(body, CountTokensBody) else body
@@ -123,7 +125,10 @@ class ApiServer:
         if self.failures.rates and (failure := self.failures.draw()):  # whatever is asked for
             raise BadRequestError.of(failure)
         came = request["came"]
-        wanted = self.reader.read(await self.body(request, kind))
+        asked = await self.body(request, kind)
+        if re.fullmatch("-?[0-9]{1,18}", told := request.headers.get("X-Vllm-Priority", "")):
+            asked.priority = int(told)
+        wanted = self.reader.read(asked)
         if kind is not ResponsesBody:  # whose tools vLLM takes in any case
             self.reader.check_tools(wanted.asked)
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)

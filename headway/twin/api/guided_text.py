@@ -61,10 +61,9 @@ def _compiled(kind: str, source: str) -> tuple[str, list[str]]:
             )
         else:
             grammar = grammar_from(kind, source)  # type: ignore[arg-type]
-    except json.JSONDecodeError:
-        raise BadRequestError.of("json text") from None
     except ValueError as error:
-        raise BadRequestError.of("grammar text", error=error) from None
+        is_torn = isinstance(error, json.JSONDecodeError)
+        refuse({"json text": is_torn, "grammar text": True}, error=error)
     is_wrong, notes = LLMatcher.validate_grammar_with_warnings(grammar, LLTokenizer("byte"))
     refuse({"grammar": is_wrong}, error=notes and notes[0])
     return grammar, notes

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
-from headway.twin.api.bodies import Open
+from headway.twin.api.bodies import MOST_STOPS, Open
 from headway.twin.api.openai import compact
 from headway.twin.api.tables import table
 
@@ -73,7 +73,7 @@ class CountTokensBody(Open):
         found: dict[str, Any] = self.model_dump(include={*WORDS["kept"]}, exclude_unset=True)
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
         found["messages"] = system + [one for said in self.messages for one in _messages(said)]
-        if self.tools is not None:
+        if self.tools:
             found["tools"] = [one.chat() for one in self.tools]
         if (choice := self.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name or ""}}
@@ -86,7 +86,7 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: Annotated[int, Field(gt=0)]
     output_config: dict[str, Any] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = False
     temperature: float | None = None
     top_k: int | None = None
@@ -100,7 +100,7 @@ class MessagesBody(CountTokensBody):
         found = super().chat() | {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
         form = (self.output_config or {}).get("format")
         if isinstance(form, dict):
-            found["response_format"] = {**form, "json_schema": form}
+            found["response_format"] = {**form, "json_schema": {"name": "", **form}}
         user = (self.metadata or {}).get("user_id")
         return found | ({"user": user} if isinstance(user, str) else {})
 

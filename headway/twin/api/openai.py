@@ -13,7 +13,6 @@ from headway.twin.api.bodies import (
     ChatBody,
     CompletionBody,
     StreamOptions,
-    StructuredOutputs,
     Tool,
     refuse,
 )
@@ -32,6 +31,7 @@ LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 RANGES: list[dict[str, Any]] = table("ranges")
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
+SALT = r"[^@/\\\0]{0,128}"  # what a cache_salt can be
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 LOGPROBS = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
 USUAL: dict[str, Any] = table("unsimulated")
@@ -59,8 +59,9 @@ class Wanted:
         """Read what is asked beside the prompts; raise BadRequestError where it cannot be."""
         options, more = asked.stream_options or StreamOptions(), asked.vllm_xargs or {}
         self.asked, self.prompts, self.max_tokens = asked, prompts, max_tokens
+        self.tokens = prompts[0].tokens
         self.fixed, self.notes = _guided(asked)  # what the answer must be; what is not simulated
-        self.notes += _ignored(asked, counter)
+        self.notes += [*_ignored(asked, counter), *prompts[0].unseen]
         self.logprobs = _logprobs(asked)  # the likeliest texts that are told of each token
         self.encode = counter.encode if asked.return_token_ids else None
         self.usage = bool(options.include_usage)  # in a chunk of its own at the end
@@ -75,11 +76,6 @@ class Wanted:
         words = type(counter) is TokenCounter and (is_chat or is_text)
         by_law = is_chat and (counter.template is None or bool(prompts[0].items))
         self.estimated = words or by_law
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """Return those of the first prompt."""
-        return self.prompts[0].tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +95,8 @@ class Reader:
             self.check_model(asked.model)
         limit = self._limit(asked)
         _check_options(asked)
-        media: list[str] = []  # kinds of parts that count nothing
         if isinstance(asked, ChatBody):
-            prompt, media = chat_prompt(asked, self.counter, self.laws)
-            prompts = [prompt]
+            prompts = [chat_prompt(asked, self.counter, self.laws)]
         else:
             assert isinstance(asked, CompletionBody)
             prompts = _prompts(asked.prompt, self.counter, self.vocab_size)
@@ -118,9 +112,7 @@ class Reader:
         if isinstance(asked, CompletionBody) and asked.echo and asked.max_tokens == 0:
             limit = min(1, room)  # it computes the prompt, and a token that is not told
         _check_sampling(asked, limit, self.vocab_size)
-        wanted = Wanted(asked, prompts, limit, self.counter)
-        wanted.notes += media
-        return wanted
+        return Wanted(asked, prompts, limit, self.counter)
 
     def check_model(self, name: str) -> None:
         """Raise BadRequestError for the name of another model."""
@@ -152,7 +144,7 @@ class Reader:
         items = [Item(one.media, one.start - first, one.end - first) for one in inside]
         refuse({"empty prompt": not keep})
         kept = slice(first, first + keep)
-        return Prompt(prompt.tokens[kept], None, prompt.echo[kept], items)
+        return Prompt(prompt.tokens[kept], None, prompt.echo[kept], items, prompt.unseen)
 
     def _echoed(self, prompt: Prompt) -> Prompt:
         counter = self.counter
@@ -164,8 +156,9 @@ class Reader:
     def _limit(self, asked: Body) -> int | None:
         """Return the most tokens of an answer that are asked for; refuse what no prompt allows."""
         names = ("max_output_tokens", "max_completion_tokens")  # a response's, a chat's
-        key = next((one for one in names if getattr(asked, one, None) is not None), "max_tokens")
-        limit: int | None = getattr(asked, key)
+        given = asked.__dict__
+        key = next((one for one in names if given.get(one) is not None), "max_tokens")
+        limit: int | None = given[key]
         if limit is None and isinstance(asked, CompletionBody):
             limit = DEFAULT_MAX_TOKENS
         most = self.max_model_len
@@ -229,19 +222,22 @@ def _check_options(asked: Body) -> None:
     """Refuse options that contradict each other."""
     form, chat = asked.response_format, asked if isinstance(asked, ChatBody) else None
     by_schema, named = form and form.type == "json_schema", form and form.json_schema
-    own = asked.structured_outputs
+    own, options = asked.structured_outputs, asked.stream_options
     constraints = {*own.model_dump(exclude_none=True)} if own else set()
     template = chat and {"chat_template": chat.chat_template, **(chat.chat_template_kwargs or {})}
     refuse(
         {
             "cache_salt": asked.cache_salt == "",
-            "stream_options": asked.stream_options is not None and not asked.stream,
+            "long cache_salt": not re.fullmatch(SALT, asked.cache_salt or ""),
+            "stream_options": options and options.model_fields_set and not asked.stream,
+            "no tools": chat and chat.tools == [],
             "suffix": isinstance(asked, CompletionBody) and asked.suffix is not None,
             "json_schema": by_schema and named is None,
             "no constraint": (by_schema and named and named.json_schema is None)
-            or (own and not constraints & StructuredOutputs.model_fields.keys()),
-            "constraints": own and len({"json_schema", "regex", "choice"} & constraints) > 1,
+            or (own and not constraints),
+            "constraints": len({"json_schema", "regex", "choice"} & constraints) > 1,
             "choice": own and own.choice == [],
+            "json_object": own and own.json_object is False,
             "chat template": template and template["chat_template"] is not None,
             "both ends": chat
             and "add_generation_prompt" in chat.model_fields_set

@@ -23,6 +23,7 @@ class Prompt(NamedTuple):
     text: str | None = None
     echo: Sequence[str] = ()  # what the answer repeats of it: the text of each token
     items: Sequence[Item] = ()  # where images and clips are
+    unseen: Sequence[str] = ()  # kinds of a chat's parts that count nothing, as `image_url`
 
     def segments(self, size: int, salt: str) -> Segments:
         """Name the prompt block by block by its contents, so that equal beginnings are shared.
