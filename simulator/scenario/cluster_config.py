@@ -63,7 +63,7 @@ class ClusterConfig(Config):
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal parts of the fleet; `router`, which looks at no replica, chooses one",
+        description="number of equal parts of the fleet; `router` chooses one, and sees no replica",
     )
     pod_router: RouterSpec | None = Field(
         None, description="router in a pod; null: least_outstanding"
@@ -196,7 +196,7 @@ class ClusterConfig(Config):
 
         if self.router_name not in STATELESS_ROUTERS:
             known = ", ".join(STATELESS_ROUTERS)
-            raise MappingError("router", f"before pods, one that looks at no replica: {known}")
+            raise MappingError("router", f"must be one of these if there are pods: {known}")
         if self.kv_transfer is not None or any(g.kv_role for g in self.replica_groups.values()):
             raise MappingError("pods", "cannot be used with kv_role: consumers would be shared")
         for name, group in self.replica_groups.items():

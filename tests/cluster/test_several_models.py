@@ -77,7 +77,7 @@ def test_models_are_drawn_by_weight(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("cluster.failures={mtbf: 100}", "cluster.failures: needs one model"),
-        ("cluster.pods=1", "cluster.pods: needs one model|before pods"),
+        ("cluster.pods=1", "cluster.pods: needs one model|if there are pods"),
         ("cluster.groups.large.model=no-such", "cluster.groups.large.model: no file and no ship"),
         ("workload.models={a: 0}", "workload.models: must be {name: weight}"),
     ],

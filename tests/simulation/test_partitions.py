@@ -149,7 +149,7 @@ def test_pods_kept_in_one_process_are_one_fleet(
     ("cluster", "why"),
     [
         ("{replicas: 5, pods: 2}", "cluster.replicas: must be a multiple of pods (2)"),
-        ("{replicas: 4, pods: 2, router: least_kv}", "cluster.router: before pods, one that looks"),
+        ("{replicas: 4, pods: 2, router: least_kv}", "cluster.router: must be one of these if"),
         ("{replicas: 4, pod_router: random}", "cluster.pod_router: needs pods"),
         ("{replicas: 4, pods: 2, pod_router: nearest}", "cluster.pod_router: no router 'nearest'"),
     ],
