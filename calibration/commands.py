@@ -25,6 +25,7 @@ from headway.cli.options import (
     print_json,
     refuse_own_code,
     silent,
+    whole,
 )
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
@@ -244,7 +245,9 @@ def live(
         Literal["exec", "wall", "model"],
         Parameter(help="exec: measured time, idle time skipped; wall: real time; model: predicted"),
     ] = "exec",
-    reruns: Annotated[int, Parameter(help="further runs, each in a folder of its own")] = 0,
+    reruns: Annotated[
+        int, whole(0), Parameter(help="further runs, each in a folder of its own")
+    ] = 0,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[
         Path | None, Parameter(help="folder for the files [default: out/NAME-live]")
@@ -262,8 +265,6 @@ def live(
     from headway.cli.progress import run_progress
     from headway.report.text import run_table
 
-    if reruns < 0:
-        raise HeadwayError(f"--reruns {reruns}: must be at least 0")
     if engine == "vllm":
         _check_vllm(device, clock)
     loaded = load_scenario(scenario, settings.overrides, settings.seed)

@@ -9,6 +9,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from calibration.engine_steps.steps_file import Chunks
+from headway.cli.options import whole
 from simulator.util.errors import HeadwayError
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -42,38 +43,37 @@ class Setup:
     )
     device: Annotated[str, Parameter(help="cpu or cuda")] = "cpu"
     budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0
-    num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096
-    block_size: Annotated[int, Parameter(help="tokens in a block")] = 16
-    max_num_seqs: Annotated[int, Parameter(help="most sequences in a step")] = 64
-    max_num_batched_tokens: Annotated[int, Parameter(help="most tokens in a step")] = 512
+    num_blocks: Annotated[int, whole(), Parameter(help="KV blocks of the engine")] = 4096
+    block_size: Annotated[int, whole(), Parameter(help="tokens in a block")] = 16
+    max_num_seqs: Annotated[int, whole(), Parameter(help="most sequences in a step")] = 64
+    max_num_batched_tokens: Annotated[int, whole(), Parameter(help="most tokens in a step")] = 512
     max_model_len: Annotated[
         int | None,
+        whole(),
         Parameter(help=f"longest context, tokens [default: {LONGEST}, or the model's positions]"),
     ] = None
-    seed: Annotated[int, Parameter(help="seed of order, weights and workloads")] = 0
+    seed: Annotated[int, whole(0), Parameter(help="seed of order, weights and workloads")] = 0
     graph_tokens: Annotated[
-        int, Parameter(help="most tokens of a step with prompts that runs as a CUDA graph; 0: none")
+        int,
+        whole(0),
+        Parameter(help="most tokens of a step with prompts that runs as a CUDA graph; 0: none"),
     ] = GRAPH_TOKENS
     no_graphs: NoGraphs = False
 
     def check(self) -> None:
         """Raise HeadwayError, by option, for sizes that nothing can be measured with."""
-        tokens, room = self.max_num_batched_tokens, (self.num_blocks - 1) * max(self.block_size, 1)
+        tokens, room = self.max_num_batched_tokens, (self.num_blocks - 1) * self.block_size
         length = self.max_model_len
         checks = {
             f"--budget-s {self.budget_s}: must be more than 0 seconds": not 0 < self.budget_s < inf,
-            f"--block-size {self.block_size}: must be at least 1": self.block_size < 1,
             f"--num-blocks {self.num_blocks}: must have {2 * LEAST_LENGTH} tokens or more, and one "
             "block besides": room < 2 * LEAST_LENGTH,
-            f"--max-num-seqs {self.max_num_seqs}: must be at least 1": self.max_num_seqs < 1,
             f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": (
                 tokens < self.max_num_seqs
             ),
             f"--max-model-len {length}: must be at least {LEAST_LENGTH}": (
                 length is not None and length < LEAST_LENGTH
             ),
-            f"--seed {self.seed}: must be at least 0": self.seed < 0,
-            f"--graph-tokens {self.graph_tokens}: must be at least 0": self.graph_tokens < 0,
         }
         if wrong := [message for message, is_wrong in checks.items() if is_wrong]:
             raise HeadwayError(wrong)

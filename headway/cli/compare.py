@@ -48,13 +48,10 @@ def compare(
     """Simulate a scenario with some keys varied, side by side."""
     from headway.planning.design import expand
     from headway.planning.runs import run_point
-    from simulator.results.service_levels import service_levels
     from simulator.simulation.write import check_folder
 
     overrides = with_slo(settings.overrides, options.slo)
     alternatives = expand(scenario, vary or (), overrides, settings.seed, variants=variant or ())
-    for alternative in alternatives:
-        service_levels(alternative.scenario)  # what is wrong with them is told before the runs
     name = alternatives[0].scenario.name
     folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
     if options.replications is not None or until_decided:

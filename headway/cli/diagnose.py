@@ -6,15 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headway.cli.options import (
-    DEFAULT_SETTINGS,
-    Json,
-    Quiet,
-    Settings,
-    Workers,
-    at_least_one,
-    print_json,
-)
+from headway.cli.options import DEFAULT_SETTINGS, Json, Quiet, Settings, Workers, print_json
 from headway.cli.progress import runs_progress
 
 
@@ -38,7 +30,6 @@ def diagnose(
     from headway.planning.diagnose import find_held, table
     from simulator.scenario.load import load_scenario
 
-    at_least_one(jobs=jobs)
     path = scenario / "scenario.yaml" if scenario.is_dir() else scenario
     loaded = load_scenario(path, settings.overrides, settings.seed)
     with runs_progress("runs", quiet or json_) as progress:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headway.cli.options import DEFAULT_READING, Reading, at_least_one, silent
+from headway.cli.options import DEFAULT_READING, Reading, silent, whole
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def init(
     tensor_parallel_size: Annotated[
         int | None,
         silent("GPUs that share each layer [default: as few as have room for the model]"),
+        whole(),
     ] = None,
     traffic: Annotated[
         Path | None, silent("file of requests to replay: a trace, a log, a benchmark's results")
@@ -66,7 +67,6 @@ def init(
     launch = None
     if command is not None:
         launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
-    at_least_one(**{"tensor-parallel-size": tensor_parallel_size})
     ask = partial(_ask, asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)

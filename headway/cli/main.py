@@ -5,10 +5,9 @@ Only the verb that is called is imported.
 
 import gc
 import os
-import re
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError
 
 from headway.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
 from simulator.util.environment import SAFE_PATH
@@ -25,7 +24,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 os.environ.update(SAFE_PATH)  # for every Python that a verb starts, whichever library does
 
-SETTABLE = ("run", "compare", "sweep", "plan", "rollouts")  # take --set
 VERBS = {
     "init": "Write a first scenario, from answers or options.",
     "run": "Simulate a scenario; print its report, write its files.",
@@ -98,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = print_errors(_messages(error))
         return 1 if isinstance(error, NoAnswerError) else code
     except CycloptsError as error:
-        return print_errors([_usage_message(error)])
+        from headway.cli.usage import usage_message
+
+        return print_errors([usage_message(error)])
     except KeyboardInterrupt:
         return print_interrupt()
     except SystemExit as error:
@@ -122,13 +122,3 @@ def _print_exit(error: SystemExit) -> int:
     if isinstance(error.__context__, BrokenPipeError):
         return print_os_error(error.__context__)
     return print_errors([exit_message(error)])
-
-
-def _usage_message(error: CycloptsError) -> str:
-    if isinstance(error, UnusedCliTokensError):
-        unused = error.unused_tokens or []
-        verb = "".join(list(error.command_chain or ())[:1])
-        key = verb in SETTABLE and next((one for one in unused if re.match(r"[\w.]+=", one)), "")
-        hint = f"; a key is set by --set {key}" if key else ""
-        return f"unexpected argument: {' '.join(unused)}{hint}"
-    return one_line(error)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from simulator.util.errors import HeadwayError
 from simulator.util.user_code import NO_OWN_CODE
 
 DEPLOYMENT = "headway.deploy.deployment"
@@ -30,15 +29,22 @@ def between(least: float, most: float = inf) -> Parameter:
 
     def check(_: object, value: float | None) -> None:
         if value is not None and not least <= value <= most:
-            raise ValueError(f"Must be {bound}.")
+            raise ValueError(f"must be {bound}")
 
     return Parameter(validator=check)
+
+
+def whole(least: int = 1, most: float = inf) -> Parameter:
+    """Bound an option's whole number; a part of one is refused, which cyclopts rounds."""
+    return Parameter(
+        validator=between(least, most).validator, converter=lambda _, tokens: int(tokens[0].value)
+    )
 
 
 ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
-Port = Annotated[int, Parameter(help="port to listen at; 0: one that is free"), between(0, 65535)]
+Port = Annotated[int, Parameter(help="port to listen at; 0: one that is free"), whole(0, 65535)]
 SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
 LaunchOption = Annotated[
     str | None,
@@ -49,7 +55,7 @@ LaunchOption = Annotated[
     ),
 ]
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
-Workers = Annotated[int | None, silent("workers [default: one per core]")]
+Workers = Annotated[int | None, silent("workers [default: one per core]"), whole()]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
 Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
 Slo = Annotated[
@@ -78,7 +84,9 @@ class Reading:
     encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (
         None
     )
-    result: Annotated[int | None, silent("which benchmark of several in a file, from 1 on")] = None
+    result: Annotated[
+        int | None, silent("which benchmark of several in a file, from 1 on"), whole()
+    ] = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -101,7 +109,7 @@ class Settings:
     """What is put over the scenario's own keys."""
 
     set_: SetKeys = None
-    seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
+    seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's"), whole(0)] = None
     no_own_code: NoOwnCode = False
     command: LaunchOption = None
 
@@ -152,6 +160,7 @@ class RunOptions:
     replications: Annotated[
         int | None,
         silent("number of runs, 2 or more; each draws arrivals, lengths and cost errors anew"),
+        whole(),
     ] = None
     warmup: Annotated[float, silent("s after the first request to leave out"), between(0)] = 0.0
     cooldown: Annotated[float, silent("s before the last request to leave out"), between(0)] = 0.0
@@ -172,10 +181,3 @@ def print_json(found: object) -> None:
         print(found.read_text("utf-8"), end="")
     else:
         print(json.dumps(found, indent=2, allow_nan=False))
-
-
-def at_least_one(**given: int | None) -> None:
-    """Refuse an option that is given and less than 1."""
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise HeadwayError(f"--{name} {value}: must be at least 1")

@@ -17,9 +17,9 @@ from headway.cli.options import (
     Settings,
     Vary,
     Workers,
-    at_least_one,
     print_json,
     silent,
+    whole,
 )
 from headway.cli.progress import search_progress
 from simulator.util.errors import HeadwayError
@@ -57,7 +57,9 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
-        int | None, Parameter(help="runs of each load that one run cannot decide [default: 3]")
+        int | None,
+        Parameter(help="runs of each load that one run cannot decide [default: 3]"),
+        whole(),
     ] = None,
     tolerance: Annotated[
         float | None, Parameter(help="tolerance of the largest rate, a share [default: 0.05]")
@@ -72,7 +74,7 @@ def plan(  # more than 80 lines: 50 are its options
         float | None, silent("s of each stretch that must keep the bounds; 3600: each hour")
     ] = None,
     optuna: Annotated[
-        int | None, silent("try this many of the combinations, chosen by Optuna")
+        int | None, silent("try this many of the combinations, chosen by Optuna"), whole()
     ] = None,
     jobs: Workers = None,
     out: Annotated[
@@ -101,7 +103,6 @@ def plan(  # more than 80 lines: 50 are its options
     from simulator.simulation.write import check_folder
     from simulator.util.workers import use_backend
 
-    at_least_one(jobs=jobs, optuna=optuna)
     options = PlanOptions(
         *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
         *(objective, window),

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,9 +17,10 @@ from headway.cli.options import (
     RunOptions,
     ScenarioOrName,
     Settings,
-    at_least_one,
+    between,
     print_json,
     silent,
+    whole,
     with_slo,
 )
 from headway.cli.progress import run_progress, runs_progress
@@ -58,9 +58,9 @@ class Exports:
     prometheus: Annotated[
         Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
     ] = None
-    prometheus_interval: Annotated[float, silent("s between two samples of --prometheus")] = (
-        SAMPLING_INTERVAL
-    )
+    prometheus_interval: Annotated[
+        float, silent("s between two samples of --prometheus [default: 15]"), between(1e-3, 1e9)
+    ] = SAMPLING_INTERVAL
     prometheus_start: Annotated[
         str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
     ] = None
@@ -86,10 +86,6 @@ class Exports:
                 check_file(option, path)
         if timeline and prometheus and timeline.resolve() == prometheus.resolve():
             raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
-        if not 0 < self.prometheus_interval < inf:
-            raise HeadwayError(
-                f"--prometheus-interval {self.prometheus_interval}: is not more than 0"
-            )
         start = self.prometheus_start
         if prometheus is None and (start, self.prometheus_interval) != (None, SAMPLING_INTERVAL):
             option = "--prometheus-interval" if start is None else "--prometheus-start"
@@ -110,10 +106,10 @@ class Exports:
             seconds = float(start) if number else parse_date(start) / 1e6
         except ValueError:
             raise HeadwayError(
-                f"--prometheus-start {start}: is not a date, or s since 1970"
+                f"--prometheus-start {start}: must be a date such as 2026-01-31, or s since 1970"
             ) from None
         if not 0 <= seconds < 1e11:
-            raise HeadwayError(f"--prometheus-start {start}: is before 1970, or too far away")
+            raise HeadwayError(f"--prometheus-start {start}: must be from 1970 to 5138")
         return seconds
 
     def write(self, result: "Result") -> list[str]:
@@ -148,6 +144,7 @@ class Workers:
     jobs: Annotated[
         int | None,
         silent("workers for replicas in pods, or behind a router that ignores their state"),
+        whole(),
     ] = None
     backend: Annotated[
         Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")
@@ -206,7 +203,6 @@ def run(
     if tables_in is None:
         check_parts(folder)
     exports.check(folder)
-    at_least_one(jobs=workers.jobs)
     others = {**exports.files, "sensitivity": sensitivity}
     if no_tables:
         _refuse_beside_no_tables(others, options)

@@ -15,7 +15,6 @@ from headway.cli.options import (
     Slo,
     Vary,
     Workers,
-    at_least_one,
     print_json,
     silent,
     with_slo,
@@ -56,18 +55,13 @@ def sweep(
         sweep_table,
         write_best,
     )
-    from simulator.results.service_levels import service_levels
     from simulator.simulation.write import check_folder
 
-    at_least_one(jobs=jobs)
     axes = [split_values(item) for item in vary or ()]
     refuse_overridden([key for key, _ in axes], settings.overrides, settings.seed)
     overrides = with_slo(settings.overrides, slo)
     points = load_sweep_points(scenario, axes, overrides, settings.seed)
     name = next(point.scenario.name for point in points if point.scenario is not None)
-    for point in points:
-        if point.scenario is not None:
-            service_levels(point.scenario)  # what is wrong with them is told before the runs
     folder = check_folder(out or Path("out") / f"{name}-sweep")
     try:
         with runs_progress("points", quiet) as progress:

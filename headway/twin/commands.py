@@ -18,6 +18,7 @@ from headway.cli.options import (
     between,
     print_json,
     silent,
+    whole,
     with_launch,
 )
 from headway.twin.options import (
@@ -53,7 +54,7 @@ def serve(
     ] = False,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
     set_: SetKeys = None,
-    seed: Annotated[int | None, silent("seed, in place of the scenario's")] = None,
+    seed: Annotated[int | None, silent("seed, in place of the scenario's"), whole(0)] = None,
     own_code: Annotated[
         bool, silent("allow a scenario that names code of its own", "--own-code")
     ] = False,
@@ -122,7 +123,7 @@ def tokenizer(
     folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
     /,
     *,
-    vocab_size: Annotated[int, Parameter(help="tokens, at most"), between(300, 100_000)] = 4000,
+    vocab_size: Annotated[int, Parameter(help="tokens, at most"), whole(300, 100_000)] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
     from headway.twin.api.tokenizers import train
@@ -154,7 +155,7 @@ def replay(
     prompt_seed: Annotated[
         int | None,
         silent("seed of the prompts [default: new prompts in each replay]"),
-        between(0, 2**63 - 1),
+        whole(0, 2**63 - 1),
     ] = None,
     out: Annotated[Path | None, silent("folder for the files [default: out/replay-NAME]")] = None,
     settings: Settings = DEFAULT_SETTINGS,

@@ -286,7 +286,7 @@ def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--model", "tiny-test", "--max-model-len", "9999"], "9999: is more than the 8192 posi"),
         (["--from", str(tmp_path / "none.csv.gz")], "none.csv.gz: no such file"),
         (["--model", "tiny-test", "--num-blocks", "2"], "--num-blocks 2: must have 128 tokens"),
-        (["--model", "tiny-test", "--seed", "-1"], "--seed -1: must be at least 0"),
+        (["--model", "tiny-test", "--seed", "-1"], "--seed -1: must be 0 or more"),
     ]:
         assert main(["calibrate", *arguments]) == 2
         assert said in capsys.readouterr().err

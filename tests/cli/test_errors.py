@@ -9,11 +9,33 @@ from headway.cli.main import main
 from tests.support.commands import TRACE, names
 
 USAGE = [
-    (["run"], 'Command "run" parameter SCENARIO requires an argument.'),
-    (["run", "small.yaml", "--sed", "1"], "Unknown option: --sed. Did you mean --seed?"),
-    (["rnu", "small.yaml"], 'Unknown command "rnu". Did you mean "run"?...'),
-    (["run", "small.yaml", "--seed", "x"], 'Invalid value for --seed: unable to convert "x"...'),
-    (["run", "small.yaml", "--format", "xml"], 'Invalid value "xml" for --format...'),
+    (["run"], "SCENARIO: is missing (scenario file (YAML), or a shipped one's name: demo)"),
+    (["replay", "small.yaml"], "--url: is missing (address of an OpenAI-compatible server)"),
+    (["run", "small.yaml", "--sed", "1"], "--sed: unknown option; did you mean --seed?"),
+    (["run", "small.yaml", "--vary", "1"], "--vary: unknown option; `headway run --help` has ..."),
+    (
+        ["rnu", "small.yaml"],
+        "rnu: no verb; there are init, run, compare, sweep, plan, rollouts,...",
+    ),
+    (
+        ["run", "small.yaml", "--seed", "x"],
+        "--seed x: must be a whole number such as 64 (seed, in place of the scenario's)",
+    ),
+    (["run", "small.yaml", "--seed", "2.5"], "--seed 2.5: must be a whole number such as 64 (..."),
+    (["run", "small.yaml", "--seed"], "--seed: needs a value (seed, in place of the scenario's)"),
+    (["run", "small.yaml", "--seed=1", "--seed=2"], "--seed 2: is given before; give it once"),
+    (
+        ["run", "small.yaml", "--quiet=x"],
+        "--quiet x: takes no value (print errors and warnings o...",
+    ),
+    (
+        ["run", "small.yaml", "--warmup", "5s"],
+        "--warmup 5s: must be a number such as 1.5 (s after the first request to leave out)",
+    ),
+    (
+        ["run", "small.yaml", "--format", "parket"],
+        "--format parket: must be one of csv, parquet (format of the tables)...",
+    ),
     (["run", "small.yaml", "more.yaml"], "unexpected argument: more.yaml"),
     (
         ["run", "small.yaml", "workload.num_prompts=4"],
@@ -22,7 +44,10 @@ USAGE = [
     (["compare", "small.yaml"], "--vary: is missing; for example --vary engine.max_num_seqs=64..."),
     (["run", "none.yaml"], "none.yaml: no such file"),
     (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value, as ..."),
-    (["run", "small.yaml", "--seed", "-1"], "--seed -1: seed: must be at least 0, not -1 (seed..."),
+    (
+        ["run", "small.yaml", "--seed", "-1"],
+        "--seed -1: must be 0 or more (seed, in place of the scenario's)",
+    ),
     (
         ["run", "small.yaml", "--set", "engine.max_num_seqs=0"],
         "--set engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, not 0 (most...",

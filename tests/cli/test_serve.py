@@ -97,9 +97,9 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--port", "70000"], "for --port. Must be 0 to 65,535."),
-        (["--speed", "0"], "for --speed. Must be 0.001 to 1,000."),
-        (["--startup-delay", "-1"], "for --startup-delay. Must be 0 to 1,000,000."),
+        (["--port", "70000"], "--port 70000: must be 0 to 65,535 ("),
+        (["--speed", "0"], "--speed 0: must be 0.001 to 1,000 ("),
+        (["--startup-delay", "-1"], "--startup-delay -1: must be 0 to 1,000,000 ("),
         (["--replica-ports"], "--replica-ports: the scenario has no cluster"),
         (
             ["--replica-ports", "--port", "65535", "--set", "cluster={replicas: 3}"],

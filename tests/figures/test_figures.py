@@ -74,7 +74,7 @@ def test_axes_have_units(folder) -> None:
         (["kv", "cmp", "--out", "a.jpg"], "must end in .png or .svg"),
         (["occupancy", "cmp", "--start", "1000"], "no request runs between 1000 and 1060 s"),
         (["occupancy", "cmp", "--seconds", "0"], "must be more than 0"),
-        (["cake", "cmp"], 'Invalid value "cake"'),
+        (["cake", "cmp"], "KIND cake: must be one of throughput, "),
         (["kv"], "OUT_DIR"),
     ],
 )

@@ -286,7 +286,7 @@ def test_bad_input(write, tmp_path: Path, capsys) -> None:
     for words_, told in (
         ([str(tmp_path / "none.yaml")], "none.yaml: no such file"),
         ([str(tmp_path)], "scenario.yaml: no such file"),
-        ([str(write(THREE)), "--jobs", "0"], "--jobs 0: must be at least 1"),
+        ([str(write(THREE)), "--jobs", "0"], "--jobs 0: must be 1 or more ("),
         ([str(write(THREE)), "--set", "engine.max_num_seq=1"], "engine.max_num_seq: unknown key"),
     ):
         assert main(["diagnose", *words_]) == 2

@@ -223,7 +223,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
     [
         ([], "nothing to vary; give --vary key=a,b,c or a block `sweep`"),
         (["--vary", "engine.max_num_sqs=1,2"], "did you mean max_num_seqs?"),
-        (["--vary", "engine.max_num_seqs=1,2", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["--vary", "engine.max_num_seqs=1,2", "--jobs", "0"], "--jobs 0: must be 1 or more ("),
         (
             ["--vary", "seed=1,2", "--seed", "3"],
             "--vary seed: --seed 3 would have no effect",

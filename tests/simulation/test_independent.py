@@ -166,7 +166,7 @@ def test_the_command_line_says_why_it_cannot(
     path = tmp_path / "s.yaml"
     path.write_text(SMALL)
     for words, message in (
-        (["--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["--jobs", "0"], "--jobs 0: must be 1 or more ("),
         (["--jobs", "2"], "--jobs: replicas cannot run each by itself: cluster: there is none"),
         (["--jobs", "2", "--replications", "3"], "--replications: cannot be used with"),
         (["--address", "a:1"], "--address: needs --backend dask or ray"),

@@ -211,7 +211,7 @@ def test_the_command_refuses(tmp_path: Path, capsys) -> None:
     (tmp_path / "own.yaml").write_text("engine: {scheduling_policy: 'my_module:Policy'}\n")
     for words, error in (
         (["nowhere"], "nowhere"),
-        (["demo", "--port", "70000"], "for --port. Must be 0 to 65,535."),
+        (["demo", "--port", "70000"], "--port 70000: must be 0 to 65,535 ("),
         (["demo", "--set", "engine.max_num_seqs=0"], "engine.max_num_seqs"),
         ([str(tmp_path / "own.yaml")], "my_module:Policy"),
     ):

@@ -225,4 +225,4 @@ def test_nobody_there_is_told_in_a_line(path: Path) -> None:
     found = headway("shadow", "--url", "127.0.0.1:9", "--scenario", str(path))
     assert "does not begin with http://" in found.stderr
     bad = headway("shadow", "--url", "http://x", "--scenario", str(path), "--interval", "0")
-    assert "for --interval. Must be 0.01 or more." in bad.stderr
+    assert ": must be 0.01 or more (" in bad.stderr
