@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import yaml
 
+from simulator.results.service_levels import service_levels
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -149,13 +150,17 @@ def load_point(
     """Load the scenario with some keys set, as `option` says."""
     try:
         scenario = load_scenario(path, overrides, seed, vary=varied.items(), vary_option=option)
+        service_levels(scenario)  # what is wrong with them is told before the runs
         return kind(varied, scenario)
     except HeadwayError as error:
         return kind(varied, None, error.messages)
 
 
 def need_runnable(points: Sequence[DesignPoint]) -> None:
-    """Raise HeadwayError where not one of the points can be run, or --no-own-code refuses one."""
+    """Raise HeadwayError where not one of the points can be run, one has a key or value that is
+    misspelt, or --no-own-code refuses one.
+    """
+    need_known_values(points)
     if refused := [text for point in points for text in point.errors if REFUSED in text]:
         raise HeadwayError(dict.fromkeys(refused))
     if all(point.scenario is None for point in points):
@@ -164,9 +169,11 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
 
 _MISSPELT = re.compile(
     r": unknown key|: no (GPU|policy|router|file) "
-    r"|: must be (a whole number|a number|true or false|text|'.*), not "
+    r"|: must be (a whole number|a number|true or false|text|a list|a mapping|'.*),? "
+    r"|: must be METRIC|: no metric '"
+    r"|: must be (more than|at least|less than|at most) -?[\d.e+-]+, not "
 )
-"""What is said of a name that nothing has, and of a value that is none of its kind."""
+"""What is said of a name that nothing has, and of a value that is none of its kind or range."""
 
 
 def need_known_values(points: Sequence[DesignPoint]) -> None:
@@ -174,9 +181,8 @@ def need_known_values(points: Sequence[DesignPoint]) -> None:
 
     Those that only do not go together, as 3 GPUs for 32 heads, pass: another point may do.
     """
-    found = [text for point in points for text in point.errors if _MISSPELT.search(text)]
-    if found:
-        raise HeadwayError(dict.fromkeys(found))
+    if wrong := [point for point in points if any(map(_MISSPELT.search, point.errors))]:
+        raise HeadwayError(text for _, text in fold_errors(wrong))
 
 
 LIKEWISE = 3  # points that a message names beside the first
@@ -252,11 +258,7 @@ def _errors_with_values(
 
     Of those that differ in varied values alone, the first names the others' points.
     """
-    try:
-        load_scenario(path, overrides, seed)
-        anyway: set[str] = set()
-    except HeadwayError as error:
-        anyway = set(error.messages)
+    anyway = load_point(path, {}, overrides, seed, DesignPoint).errors
     alike: dict[str, list[tuple[str, str]]] = {}
     for message in dict.fromkeys(message for point in points for message in point.errors):
         failed = [

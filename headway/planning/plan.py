@@ -109,7 +109,6 @@ def find_best(
             others = [axis for axis in problem.axes if not axis[0].startswith(AUTOSCALING)]
             design = [*factors(others), [{AUTOSCALING: "null"}]]
             candidates += load_points(problem.path, design, *given)
-        need_known_values(candidates)
         need_runnable(candidates)
         _need_power(problem, candidates)
         rule_out(problem, candidates)

@@ -1,7 +1,8 @@
 """What a plan is asked: which bounds to keep, what to search and what to try beside it."""
 
+import re
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal
@@ -13,6 +14,7 @@ from headway.planning.design import (
     factors,
     load_point,
     load_points,
+    need_known_values,
     need_runnable,
     refuse_overridden,
     split_values,
@@ -22,10 +24,11 @@ from headway.planning.pods import one_pod
 from headway.planning.runs import MetricValues
 from headway.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
 from headway.planning.verdict import Criteria, Trial
-from simulator.results.service_levels import FINISH, Slo, default_levels, parse_slos
+from simulator.results.service_levels import FINISH, Slo, service_levels
 from simulator.scenario.load import Source, load_scenario, source_name
+from simulator.scenario.planning_config import PlanConfig
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
 
 REPLICAS = "cluster.replicas"
 BURST = 400  # requests for each replica, by which it is seen how many it can serve
@@ -231,41 +234,22 @@ def make_problem(
         base = _first_that_loads(path, axes, overrides, seed)
     numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")
     given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
-    block = base.plan.model_copy(update=given)
+    block = _with_options(base.plan, given)
     if options.vary is None:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
-    texts = options.slo if options.slo is not None else block.slo or base.slo
-    usual = default_levels(base.goodput)
-    if not texts and not usual:
+    given_by = "--slo" if options.slo else "plan.slo" if block.slo else "slo"
+    slos = service_levels(base, options.slo or block.slo, given_by)
+    if not slos:
         raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
-    slos = parse_slos(texts or usual, base.models)
-    if any(s.name == "goodput" for s in slos) and not usual:
-        raise HeadwayError(
-            f"{source_name(path)}: --slo goodput: needs bounds in the scenario's `goodput`"
-        )
-    shortest, longest = block.min_duration, block.max_duration
-    if not 0 < shortest < inf:
-        raise HeadwayError(f"--min-duration {shortest:g}: must be more than 0 s, and finite")
-    if options.max_duration is None:
-        longest = max(longest, shortest)
-    if not shortest <= longest < inf:
-        raise HeadwayError(
-            f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and "
-            "finite"
-        )
-    if block.replications < 1:
-        raise HeadwayError(f"--replications {block.replications}: must be at least 1")
-    if not 0 < block.tolerance <= 1:
-        raise HeadwayError(f"--tolerance {block.tolerance}: must be more than 0 and at most 1")
     criteria = Criteria(
         slos,
         block.replications,
-        max(block.most_replications, block.replications),
+        block.most_replications,
         block.confidence,
         block.tolerance,
-        min_seconds=shortest,
+        min_seconds=block.min_duration,
         min_e2els=block.min_e2els,
-        max_seconds=longest,
+        max_seconds=block.max_duration,
         window=block.window,
     )
     key, low, high = "", 0, 0
@@ -282,6 +266,22 @@ def make_problem(
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy, pods=pods)
+
+
+def _with_options(block: PlanConfig, given: Mapping[str, float]) -> PlanConfig:
+    """Put options over the block `plan`; a longest or most that they exceed follows them."""
+    most = {
+        "max_duration": max(block.max_duration, given.get("min_duration", 0.0)),
+        "most_replications": max(block.most_replications, given.get("replications", 0)),
+    }
+    try:
+        return PlanConfig(**block.model_dump(exclude_unset=True) | most | {**given})
+    except MappingError as error:
+        raise HeadwayError(
+            f"--{key.replace('_', '-')} {given[key]:g}: {what}"
+            for (key,), what in error.faults
+            if key in given
+        ) from None
 
 
 def _first_that_loads(
@@ -326,8 +326,6 @@ def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool)
         )
     if window is None:
         return
-    if not 0 < window < inf:
-        raise HeadwayError(f"--window {window:g}: must be more than 0 s, and finite")
     if not at_a_load:
         raise HeadwayError("--window: needs --fewest or --cheapest, at the scenario's own load")
     if whole := [slo.text for slo in slos if not (slo.of_requests or slo.name == FINISH)]:
@@ -340,24 +338,20 @@ def _range(
     text: str, path: Source, varied: dict[str, str], overrides: Sequence[str], seed: int | None
 ) -> tuple[str, int, int]:
     """Read `key=LOW..HIGH`; HeadwayError, too, where the scenario takes neither end for the key."""
-    key, _, values = text.partition("=")
-    low, dots, high = values.partition("..")
-    try:
-        numbers = int(low), int(high)
-    except ValueError:
-        numbers = 0, 0
-    if not key or not dots or not 0 <= numbers[0] <= numbers[1] or not numbers[1]:
+    match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\d+)\.\.(\d+)\s*", text)
+    key, low, high = match.groups() if match else ("", "0", "0")
+    if not int(low) <= int(high) or not int(high):
         raise HeadwayError(
-            f"--fewest {text}: must be dotted.key=LOW..HIGH with 0 <= LOW <= HIGH and HIGH >= 1"
+            f"--fewest {text}: must be dotted.key=LOW..HIGH with 0 <= LOW <= HIGH and HIGH >= 1, "
+            "as engine.max_num_seqs=1..256"
         )
-    key = key.strip()
-    ends = [varied | {key: str(max(number, 1))} for number in numbers]
     given = overrides, seed, DesignPoint
-    points = [load_point(path, end, *given, option="--fewest") for end in ends]
+    points = [load_point(path, varied | {key: n}, *given, option="--fewest") for n in (low, high)]
+    need_known_values(points)
     wrong = [t for point in points for t in point.errors if t.startswith(f"--fewest {key}=")]
     if wrong and all(point.errors for point in points):
         raise HeadwayError(wrong[0])
-    return key, *numbers
+    return key, int(low), int(high)
 
 
 def rate_key(scenario: Scenario) -> tuple[str, float]:

@@ -38,7 +38,6 @@ from headway.planning.runs import (
 from headway.report.comparison import row_per_run
 from headway.report.winner import best_run, overload_lines
 from simulator.results.read import unescape_frame
-from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import Source, load_scenario, load_sweep, source_name
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario
@@ -281,8 +280,6 @@ def sweep(
         raise HeadwayError("jobs: 0: must be 1 or more; None is one worker per core")
     axes = axes_of(vary)
     slo = [slo] if isinstance(slo, str) else slo
-    for text in slo:
-        parse_slo(text)
     more = [f"slo={json.dumps([*slo])}"] if slo else []
     points = load_sweep_points(scenario, axes, [*overrides, *more], seed)
     with TemporaryDirectory() if out is None else nullcontext(out) as folder:

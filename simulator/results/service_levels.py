@@ -11,7 +11,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE
 from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.scenario.scenario import GoodputConfig, Scenario
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, did_you_mean
 from simulator.workload.workload import Workload
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
@@ -296,99 +296,104 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def parse_slo(text: str) -> Slo:
-    """Read one bound; HeadwayError says what there is."""
+def parse_slo(text: str, where: str = "--slo") -> Slo:
+    """Read one bound; HeadwayError says what there is, and `where` it is given."""
+    try:
+        return _read_slo(text)
+    except ValueError as error:
+        raise HeadwayError(f"{where} {text}: {error}") from None
+
+
+def _read_slo(text: str) -> Slo:
     match = _TEXT.fullmatch(text)
     try:
         part, metric, sign, number = match.groups() if match else (None, "", "", "")
         bound = _seconds(number) if metric == FINISH else float(number)
     except ValueError:
-        raise HeadwayError(
-            f"--slo {text}: must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000 (ms), "
-            "or finish<=6:00 (hours and minutes of the run)"
+        raise ValueError(
+            "must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000 (ms), or finish<=6:00 "
+            "(hours and minutes of the run)"
         ) from None
     percentile, latency = None, ""
-    if metric in (*SHARES, *RATES, FINISH):
-        if metric in SHARES and not 0 <= bound <= 1:
-            raise HeadwayError(f"--slo {text}: a share is from 0 to 1")
-        useful = "<=" if metric == FINISH else ">="
-    else:
+    useful = ">=" if metric in (*SHARES, *RATES) else "<="
+    if metric in SHARES and not 0 <= bound <= 1:
+        raise ValueError(f"must be a share from 0 to 1, as {metric}>=0.99")
+    if metric not in (*SHARES, *RATES, FINISH):
         named = _STATISTIC.fullmatch(metric)
         if named is None or named["name"] not in LATENCIES:
-            raise HeadwayError(
-                f"--slo {text}: no metric {metric!r}; there are mean, median, std and any "
-                f"percentile (p99, p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms, and "
-                f"{', '.join((*SHARES, *RATES, FINISH))}"
+            others = (*SHARES, *RATES, FINISH)
+            near = [f"{metric.partition('_')[0]}_{name}_ms" for name in LATENCIES]
+            raise ValueError(
+                f"no metric {metric!r}; there are mean, median, std and any percentile (p99, "
+                f"p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms, and {', '.join(others)}"
+                f"{did_you_mean(metric, (*others, *near))}"
             )
         if named["p"] is not None:
             percentile = float(named["p"])
             if percentile > 100:
-                raise HeadwayError(f"--slo {text}: a percentile is from 0 to 100")
+                raise ValueError("must be a percentile from 0 to 100, as p99")
             short = int(percentile) if percentile.is_integer() else percentile
             metric = f"p{short}_{named['name']}_ms"  # as the summary writes it
         if bound <= 0:
-            raise HeadwayError(f"--slo {text}: a latency is more than 0 ms")
-        useful = "<="
+            raise ValueError("must be more than 0 ms")
         if named["name"] != "itl" and not metric.startswith("std"):  # gaps are of tokens
             latency = named["name"]
             percentile = 50.0 if metric.startswith("median") else percentile
     if sign != useful:
-        raise HeadwayError(f"--slo {text}: {metric} is to be {useful} something")
+        raise ValueError(f"must be {metric}{useful}NUMBER")
     slo = Slo(metric, sign == "<=", bound, percentile, latency)
     if part is None:
         return slo
     if not latency and metric not in (*SHARES, FINISH):
-        raise HeadwayError(f"--slo {text}: {metric} is of all requests together")
+        raise ValueError(f"{metric} is of all requests together; write it without {part}:")
     part = " ".join(part.split())
     return slo._replace(metric=f"{part}:{metric}", part=part)
 
 
 def _seconds(text: str) -> float:
     """Read h:mm or h:mm:ss; ValueError where it is neither, or 0."""
-    if (match := re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", text)) is None:
+    # Nothing ends before it begins.
+    match = re.fullmatch(r"(?!0+:00(?::00)?$)(\d+):([0-5]\d)(?::([0-5]\d))?", text)
+    if match is None:
         raise ValueError
     hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    if not hours and not minutes and not seconds:  # nothing ends before it begins
-        raise ValueError
     return 3600 * hours + 60 * minutes + seconds
 
 
-def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
-    """Read bounds; one of a model by itself, `MODEL:` before it, or of `each`, names who is served.
+def service_levels(scenario: Scenario, texts: Sequence[str] = (), key: str = "slo") -> list[Slo]:
+    """Return what runs of a scenario are judged by: `texts` of a key, its `slo`, `default_levels`.
 
+    A bound of a model by itself, `MODEL:` before it, or of `each`, names who is served.
     `client NAME:`, `priority N:` and `model NAME:` are of requests, which `need_parts` knows.
-
-    Beside them all requests must be completed, unless it says otherwise, since latencies are of
-    those that were.
+    Beside them all requests must be completed, unless a bound says otherwise, since latencies are
+    of those that were. Nothing where there are no bounds. Raises HeadwayError for a wrong one,
+    with its place.
     """
+    goodput, models, where = scenario.goodput, scenario.models, _place(scenario, key)
     found = []
-    for text in texts:
-        slo = parse_slo(text)
+    for text in texts or scenario.slo or default_levels(goodput):
+        slo = parse_slo(text, where)
         if " " not in slo.part and slo.part not in ("", EACH, *models):
             served = ", ".join(dict.fromkeys(models)) or "one alone"
             raise HeadwayError(
-                f"--slo {text}: no model {slo.part!r}; the groups serve {served}; a client is "
+                f"{where} {text}: no model {slo.part!r}; the groups serve {served}; a client is "
                 f"named 'client {slo.part}: ...', a priority 'priority 0: ...'"
             )
         named = dict.fromkeys(models) if slo.part == EACH else [slo.part]
         found += [slo._replace(metric=f"{n}:{slo.name}", part=n) if n else slo for n in named]
         if not named:
-            raise HeadwayError(f"--slo {text}: the groups serve one model alone")
+            raise HeadwayError(f"{where} {text}: the groups serve one model alone")
+    if not (goodput.bounds or goodput.classes) and any(slo.name == "goodput" for slo in found):
+        raise HeadwayError(f"{where} goodput: needs bounds in the scenario's `goodput`, in ms")
     if found and all(slo.metric != "completion" for slo in found):
         found.append(parse_slo(ALL_SERVED))
     return found
 
 
-def service_levels(scenario: Scenario) -> list[Slo]:
-    """Return what runs of a scenario are judged by: its `slo`, else `default_levels`.
-
-    Nothing where there are no bounds. Raises HeadwayError for a wrong one.
-    """
-    found = parse_slos(scenario.slo or default_levels(scenario.goodput), scenario.models)
-    goodput = scenario.goodput
-    if not (goodput.bounds or goodput.classes) and any(slo.name == "goodput" for slo in found):
-        raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")
-    return found
+def _place(scenario: Scenario, key: str) -> str:
+    """Return where bounds are given: the option, else the file, its line and the key."""
+    place = key if key.startswith("--") else scenario.place(key)
+    return "--slo" if place.startswith("--") else f"{place}: {key}:"
 
 
 def given_levels(texts: Iterable[str]) -> list[str]:
@@ -407,7 +412,8 @@ def default_levels(goodput: GoodputConfig) -> list[str]:
 
 def need_parts(slos: Iterable[Slo], scenario: Scenario, workload: Workload) -> None:
     """Refuse a level, or bounds, of requests of which there are none: nobody would break them."""
-    named = {slo.part: f"--slo {slo.text}" for slo in slos}
+    where = _place(scenario, "slo")
+    named = {slo.part: f"{where} {slo.text}" for slo in slos}
     for part, what in (named | {it: f"goodput.{it}" for it in scenario.goodput.classes}).items():
         kind, _, _ = part.rpartition(" ")
         if kind and not asks(workload, part).any():

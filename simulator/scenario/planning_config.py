@@ -7,7 +7,7 @@ import numpy as np
 
 from simulator.util.config import Config, PositiveFinite, PositiveShare
 from simulator.util.errors import MappingError
-from simulator.util.from_mapping import Field
+from simulator.util.from_mapping import Field, check_least, raise_if
 
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -105,32 +105,23 @@ class PlanConfig(Config):
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="confidence of the interval that decides"
     )
-    tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
+    tolerance: PositiveShare = Field(0.05, description="tolerance of the largest rate, a share")
     min_duration: PositiveFinite = Field(
         600.0, description="least s of load in each run that decides"
     )
     min_e2els: Annotated[float, Field(ge=0)] = Field(
         20.0, description="least length of such a run in P99 E2ELs"
     )
-    max_duration: PositiveFinite = Field(2400.0, description="s in the longest run")
-
+    max_duration: PositiveFinite = Field(2400.0, description="s of load in the longest run")
     window: PositiveFinite | None = Field(
         None, description="s of each stretch that must keep the bounds; null: the whole run"
     )
 
     def _check(self) -> None:
-        if self.max_duration < self.min_duration:
-            raise MappingError(
-                "max_duration",
-                f"must be at least min_duration ({self.min_duration:g}), not {self.max_duration:g}",
-            )
-        if self.most_replications < self.replications:
-            raise MappingError(
-                "most_replications",
-                f"must be at least replications ({self.replications}), not "
-                f"{self.most_replications}",
-            )
-        if self.fewest and self.cheapest:
-            raise MappingError("cheapest", "cannot be used with fewest")
-        if len(self.fewest) > 1:
-            raise MappingError("fewest", "one key; vary the others")
+        runs = self.most_replications
+        raise_if(
+            check_least("max_duration", self.max_duration, self.min_duration, "min_duration"),
+            check_least("most_replications", runs, self.replications, "replications"),
+            (self.cheapest and bool(self.fewest), "cheapest", "cannot be used with fewest"),
+            (len(self.fewest) > 1, "fewest", "one key; vary the others"),
+        )

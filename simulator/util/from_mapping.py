@@ -22,7 +22,14 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from simulator.util.errors import FieldError, MappingError, did_you_mean, field_errors, split_key
+from simulator.util.errors import (
+    FieldError,
+    MappingError,
+    did_you_mean,
+    field_errors,
+    split_key,
+    unknown_key,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -216,9 +223,10 @@ def check_range(name: str, value: float, low: float, high: float) -> Check:
     return not low <= value <= high, name, f"must be from {low:g} to {high:g}, not {value}"
 
 
-def check_least(name: str, value: float, low: float) -> Check:
-    """Check for `raise_if` that a number is at least `low`."""
-    return value < low, name, f"must be at least {low:g}, not {value}"
+def check_least(name: str, value: float, low: float, of: str = "") -> Check:
+    """Check for `raise_if` that a number is at least `low`, which the key `of` may give."""
+    least = f"{of} ({low:g})" if of else f"{low:g}"
+    return value < low, name, f"must be at least {least}, not {value}"
 
 
 def parse_faults(name: str, make: Callable[[S], object], value: S) -> list[FieldError]:
@@ -238,20 +246,43 @@ def keys_of(cls: "type[DataclassInstance]") -> dict[str, FieldInfo]:
     return {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
 
 
-def from_mapping(cls: type[T], values: object) -> T:
+def from_mapping(cls: type[T], values: Any) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
-    if not isinstance(values, Mapping):
-        raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
     known = keys_of(cls)
+    check_mapping(values, known)
     numbers = {key for key, field in known.items() if _is_number(field.kind)}
     values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
     found, faults = read_keys(known, values)
-    if faults := [*(((key,), "unknown key") for key in values if key not in known), *faults]:
+    named = [key for key, field in known.items() if field.description] or known
+    unknown = [((key,), unknown_key(key, named)) for key in values if key not in known]
+    if faults := [*unknown, *faults]:
         raise MappingError(faults + _other_errors(cls, known, values, found))
     try:
         return cls(**found)
     except ValueError as error:
         raise MappingError(_explain(known, field_errors((), error))) from None
+
+
+def check_mapping(value: object, known: Iterable[str]) -> None:
+    """Raise MappingError, with an example of the `known` keys, unless a value is a mapping."""
+    if not isinstance(value, Mapping):
+        example = ", ".join(key if ":" in key else f"{key}: ..." for key in [*known][:2])
+        what = f"must be a mapping of keys, as {{{example}}}, not {short_repr(value)}"
+        raise MappingError("", what)
+
+
+def from_kind(kinds: Mapping[str, type[T]], values: Any) -> T:
+    """Make the dataclass that `kind` names of a mapping's other keys; ValueError as `from_mapping`.
+
+    Its lines of what there is have the names of `kinds`.
+    """
+    check_mapping(values, (f"kind: {next(iter(kinds))}",))
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"
+        near = did_you_mean(str(kind), kinds)
+        raise MappingError("kind", f"{given}; there are {', '.join(kinds)}{near}")
+    return from_mapping(kinds[kind], {key: values[key] for key in values if key != "kind"})
 
 
 def _is_number(kind: Any) -> bool:

@@ -109,7 +109,7 @@ def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_fo
         ("finish<=6", "or finish<=6:00"),
         ("finish<=0:00", "or finish<=6:00"),
         ("finish<=6:70", "or finish<=6:00"),
-        ("finish>=6:00", "finish is to be <= something"),
+        ("finish>=6:00", "must be finish<=NUMBER"),
     ],
 )
 def test_wrong_levels_are_refused(slo: str, message: str) -> None:
