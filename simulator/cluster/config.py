@@ -14,7 +14,7 @@ from simulator.util.config import (
     read_named,
 )
 from simulator.util.errors import MappingError
-from simulator.util.from_mapping import Field
+from simulator.util.from_mapping import Field, check_least, raise_if
 
 MOST_REPLICAS = 100_000
 
@@ -169,9 +169,6 @@ class AutoscalingConfig(Config):
     )
 
     def _check(self) -> None:
-        if self.min_replicas > self.max_replicas:
-            raise MappingError(
-                "min_replicas", f"must be at most max_replicas ({self.max_replicas})"
-            )
+        raise_if(check_least("max_replicas", self.max_replicas, self.min_replicas, "min_replicas"))
         if self.metric != "queue_depth" and self.target >= 1:
             raise MappingError("target", f"must be less than 1 for {self.metric}, a share")

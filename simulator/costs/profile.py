@@ -23,9 +23,10 @@ from simulator.util.errors import (
     MappingError,
     ScenarioError,
     field_errors,
+    unknown_key,
 )
 from simulator.util.files import resolve, why_not_regular
-from simulator.util.from_mapping import from_mapping, raise_if, short_repr
+from simulator.util.from_mapping import from_kind, raise_if, short_repr
 from simulator.util.imported import Imported
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
@@ -262,7 +263,9 @@ def _parse_profile(path: Path, text: str) -> Profile:
     source_map = SourceMap(str(path), lines)
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
-    wrong: list[FieldError] = [((key,), "unknown key") for key in raw if key not in PROFILE_KEYS]
+    wrong: list[FieldError] = [
+        ((key,), unknown_key(key, PROFILE_KEYS)) for key in raw if key not in PROFILE_KEYS
+    ]
 
     def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
         try:
@@ -318,16 +321,11 @@ def _name(path: Path, raw: Mapping[object, object]) -> str:
 
 def make_form(spec: object, name: str) -> Fitted:
     """Make a cost model of a mapping with `kind` and the form's terms; ValueError by key."""
-    if not isinstance(spec, Mapping):
-        raise MappingError("", "must be a mapping with `kind` and the terms of that form")
-    kind = spec.get("kind")
-    if kind not in FORMS:
-        given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"
-        raise MappingError("kind", f"{given}; there are {', '.join(FORMS)}")
-    values = {key: value for key, value in spec.items() if key != "kind"}
-    if reserved := [key for key in RESERVED_FIELDS if key in values]:
-        raise MappingError([((key,), "unknown key") for key in reserved])
-    return from_mapping(FORMS[str(kind)], values | {"name": name})
+    if isinstance(spec, Mapping):
+        if reserved := [key for key in RESERVED_FIELDS if key in spec]:
+            raise MappingError([((key,), "unknown key") for key in reserved])
+        spec = {**spec, "name": name}
+    return from_kind(FORMS, spec)
 
 
 def _limits(raw: object) -> Limits:

@@ -428,7 +428,8 @@ def _check_weights(weights: object, input_weight: float, output_weight: float) -
 def check_shares(weights: object) -> None:
     """Raise ValueError unless these are shares by client."""
     if not isinstance(weights, Mapping):
-        raise MappingError("weights", f"{weights!r} is no mapping by client")
+        what = f"must be a mapping such as {{a: 2, b: 1}}, clients and weights, not {weights!r}"
+        raise MappingError("weights", what)
     for name, value in weights.items():
         raise_if(others=annotation_faults(f"weights.{name}", float, value))
         raise_if(check_range(f"weights.{name}", value, LEAST, MOST))

@@ -7,7 +7,6 @@ same errors.
 """
 
 from bisect import insort
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Protocol
@@ -15,8 +14,7 @@ from typing import Annotated, Protocol
 import numpy as np
 
 from simulator.core.request import Request
-from simulator.util.errors import MappingError, did_you_mean
-from simulator.util.from_mapping import check_range, from_mapping, raise_if, short_repr
+from simulator.util.from_mapping import check_range, from_kind, raise_if
 from simulator.workload.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own
@@ -165,15 +163,7 @@ KINDS: dict[str, type[Spec]] = {cls.kind: cls for cls in (Oracle, Noisy, Buckete
 
 def parse_predictor(values: object) -> Spec:
     """Read {kind: ..., and its fields}; ValueError says which field is wrong."""
-    if not isinstance(values, Mapping):
-        raise MappingError("", f"must be a mapping of keys, not {short_repr(values)}")
-    kind = values.get("kind")
-    if str(kind) not in KINDS:
-        given = "is missing" if kind is None else f"{kind!r} is none"
-        hint = did_you_mean(str(kind), KINDS)
-        raise MappingError("kind", f"{given}; there are {', '.join(KINDS)}{hint}")
-    rest = {key: value for key, value in values.items() if key != "kind"}
-    return from_mapping(KINDS[str(kind)], rest)
+    return from_kind(KINDS, values)
 
 
 def make_predictor(spec: Spec | None, workload: Workload, seed: int) -> Predictor | None:

@@ -46,6 +46,7 @@ from simulator.util.errors import (
     MappingError,
     ScenarioError,
     field_errors,
+    unknown_key,
 )
 from simulator.util.from_mapping import from_mapping, raise_if, short_repr
 
@@ -290,7 +291,7 @@ def _load_profile(
 ) -> tuple[Fitted, Overhead | None]:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead", "experts"}]:
-        raise MappingError([((key,), "cannot be given beside `profile`") for key in extra])
+        raise MappingError([((k,), f"{spec[k]!r} cannot be given beside `profile`") for k in extra])
     named = spec["profile"]
     if not isinstance(named, str):
         raise MappingError("profile", f"must be a name or a path, not {short_repr(named)}")
@@ -322,8 +323,9 @@ def _make_roofline(spec: Mapping[str, Any], target: _Target) -> tuple[Fitted, Ov
     """
     from simulator.costs.roofline import roofline
 
-    if extra := [key for key in spec if key not in {"kind", "overhead"}]:
-        raise MappingError([((key,), "roofline takes no terms") for key in extra])
+    known = ("kind", "overhead", "residuals")
+    if extra := [((key,), unknown_key(key, known)) for key in spec if key not in known]:
+        raise MappingError(extra)
     overhead, _ = _read_overhead(spec.get("overhead"), target)
     engine = target.engine
     if engine.expert_routing not in (AUTO, UNIFORM):

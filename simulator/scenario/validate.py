@@ -10,7 +10,7 @@ from yaml.reader import Reader
 from simulator.launch.fields import why_unknown
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
-from simulator.util.errors import FieldError, Key, field_errors
+from simulator.util.errors import FieldError, Key, field_errors, unknown_key
 
 ROUNDS = 5  # of looking for errors that others hide
 
@@ -98,7 +98,7 @@ def _remove(raw: dict[str, Any], key: Key) -> None:
 
 def _explained(key: Key, what: str) -> FieldError:
     """Say more of an unknown key."""
-    explains = what == "unknown key" and block_class(key[:-1]) is not None
+    explains = what.startswith("unknown key") and block_class(key[:-1]) is not None
     return key, _unknown(key) if explains else what
 
 
@@ -110,9 +110,4 @@ def _unknown(key: Key) -> str:
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"
     if path[-1:] == ("engine",) and (note := why_unknown(name)):
         return note
-    known = known_keys(path)
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, 1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
-    return f"unknown key; {hint}"
+    return unknown_key(name, known_keys(path))

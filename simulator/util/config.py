@@ -11,7 +11,14 @@ from math import inf
 from typing import Annotated, Any, ClassVar, Self
 
 from simulator.util.errors import FieldError, MappingError
-from simulator.util.from_mapping import Field, FieldInfo, as_plain, read_keys, short_repr
+from simulator.util.from_mapping import (
+    Field,
+    FieldInfo,
+    as_plain,
+    check_mapping,
+    read_keys,
+    short_repr,
+)
 
 INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=INT32)]
@@ -70,8 +77,7 @@ class Config:
 
     def _read(self, value: Any) -> None:
         values = self._open(value)
-        if not isinstance(values, dict):
-            raise MappingError("", f"must be a mapping of keys, not {short_repr(value)}")
+        check_mapping(values, self.model_fields)
         found, faults = read_keys(self.model_fields, values, {"finite": True})
         faults += self._read_others({k: values[k] for k in values if k not in self.model_fields})
         if faults:
@@ -148,12 +154,9 @@ def read_named(key: str, example: str) -> Callable[[object], Named]:
             return value
         if isinstance(value, str):
             return Named(value)
-        if not isinstance(value, dict):
-            raise MappingError(
-                "", f"must be a name or a mapping with a key `{key}`, not {short_repr(value)}"
-            )
-        if not isinstance(name := value.get(key), str):
-            raise MappingError("", f"the mapping needs a key `{key}`: a name or {example}")
+        if not isinstance(value, dict) or not isinstance(name := value.get(key), str):
+            what = f"must be a name or a mapping with a key `{key}` (a name or {example})"
+            raise MappingError("", f"{what}, not {short_repr(value)}")
         return Named(name, {k: one for k, one in value.items() if k != key}, value)
 
     return read

@@ -74,5 +74,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[near[0]]}?" if near else ""
 
 
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    """Say of a key that a mapping does not know which one it may mean, or all that there are."""
+    there = [*known]
+    near = did_you_mean(str(key), there)
+    return "unknown key" + (near or f"; there is {', '.join(there)}")
+
+
 class HeadwayWarning(UserWarning):
     """The result stands, but the user should know this."""

@@ -14,11 +14,11 @@ from typing import Annotated, Literal, Protocol, get_args
 import numpy as np
 
 from simulator.util.config import NonNegativeFinite, NonNegativeFloat, PositiveFinite, Share
-from simulator.util.errors import MappingError, did_you_mean
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import (
     Check,
     Field,
-    from_mapping,
+    from_kind,
     parse_number,
     raise_if,
     read,
@@ -253,14 +253,9 @@ def parse_distribution(spec: Spec) -> Distribution:
     if not isinstance(spec, Mapping):
         value = parse_number(spec)
         read(float, value)
-        raise_if((not 0 <= value < inf, "", f"{value} is not finite and 0 or more"))
+        raise_if((not 0 <= value < inf, "", f"must be 0 or more, and finite, not {value}"))
         return Fixed(value)
-    kind = spec.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        near = did_you_mean(str(kind), KINDS)
-        given = f"{short_repr(kind)} is none of" if "kind" in spec else "is missing; there are"
-        raise MappingError("kind", f"{given} {', '.join(KINDS)}{near}")
-    return from_mapping(KINDS[kind], {key: spec[key] for key in spec if key != "kind"})
+    return from_kind(KINDS, spec)
 
 
 def parse_lengths(spec: Spec) -> Distribution:

@@ -93,8 +93,11 @@ def test_inline_costs() -> None:
         ({"kind": "piecewise", "dense": [[1, 0.0]]}, ["cost.dense: must be rows"]),
         ({"kind": "piecewise", "dense": []}, ["cost.dense: must be rows"]),
         ({"kind": "piecewise", "dense": [1]}, ["cost.dense: must be rows"]),
-        ({"kind": "roofline", "base": 1}, ["cost.base: roofline takes no terms"]),
-        ({"profile": "llama-3-8b.a100.bf16", "x": 1}, ["cost.x: cannot be given beside"]),
+        (
+            {"kind": "roofline", "base": 1},
+            ["cost.base: unknown key; there is kind, overhead, residuals"],
+        ),
+        ({"profile": "llama-3-8b.a100.bf16", "x": 1}, ["cost.x: 1 cannot be given beside"]),
         ({"profile": 3}, ["cost.profile: must be a name or a path, not 3"]),
         ({"profile": "llama-3-8b.a100"}, ["cost.profile: no file .*llama-3-8b.a100.bf16"]),
     ],
@@ -248,13 +251,16 @@ def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) 
 @pytest.mark.parametrize(
     ("overhead", "told"),
     [
-        ("{hots: 1}", "cost.overhead.hots: unknown key"),
+        ("{hots: 1}", "cost.overhead.hots: unknown key; did you mean host?"),
         (
             "{host: -1}",
             "cost.overhead.host: must be from 0 to 1,000,000, not -1 (s)",
         ),
         ("{captured: -1}", "cost.overhead.captured: must be at least 0, not -1"),
-        ("[1]", "cost.overhead: must be a mapping of keys, not [1]"),
+        (
+            "[1]",
+            "cost.overhead: must be a mapping of keys, as {step: ..., per_sequence: ...}, not [1]",
+        ),
         ("vlm", "cost.overhead: no engine 'vlm'; there are vllm"),
     ],
 )

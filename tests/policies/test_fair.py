@@ -183,7 +183,10 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
     ("arguments", "message"),
     [
         ("policy: fair, weights: {a: 0}", "weights.a: must be from 1e-06 to 1e+06, not 0"),
-        ("policy: fair, weights: [1]", "weights: [1] is no mapping by client"),
+        (
+            "policy: fair, weights: [1]",
+            "weights: must be a mapping such as {a: 2, b: 1}, clients and weights, not [1]",
+        ),
         ("policy: wfq, weights: {a: x}", "weights.a: must be a number, not 'x'"),
         ("policy: fair, input_weight: -1", "input_weight: must be from 0 to 1e+06, not -1"),
         (

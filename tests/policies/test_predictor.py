@@ -167,8 +167,11 @@ def test_what_a_better_prediction_costs() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("predictor: {kind: good}", "predictor.kind: 'good' is none; there are oracle, noisy, "),
-        ("predictor: {kind: [noisy]}", "predictor.kind: ['noisy'] is none; there are oracle, no"),
+        ("predictor: {kind: good}", "predictor.kind: 'good' is unknown; there are oracle, noisy, "),
+        (
+            "predictor: {kind: [noisy]}",
+            "predictor.kind: ['noisy'] is unknown; there are oracle, no",
+        ),
         ("predictor: {sigma: 1}", "predictor.kind: is missing; there are oracle, noisy, bucketed"),
         ("predictor: {kind: noisy}", "predictor.sigma: is missing"),
         ("predictor: {kind: noisy, sigma: -1}", "predictor.sigma: must be from 0 to 10, not -1"),

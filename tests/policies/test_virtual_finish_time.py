@@ -125,7 +125,7 @@ def test_check_policy() -> None:
         ({"starvation_boost": 1.1}, "starvation_boost: must be from 0 to 1, not 1.1"),
         ({"starvation_boost": -0.1}, "starvation_boost: must be from 0 to 1, not -0.1"),
         ({"weights": {"a": 0}}, "weights.a: must be from 1e-06 to"),
-        ({"weights": [1]}, r"weights: \[1\] is no mapping by client"),
+        ({"weights": [1]}, r"weights: must be a mapping such as {a: 2, b: 1}, clients"),
     ],
 )
 def test_wrong_arguments(arguments: dict, message: str) -> None:

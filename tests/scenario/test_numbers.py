@@ -150,8 +150,8 @@ def test_arguments_of_policies_and_routers_say_what_they_are() -> None:
         ),
         (
             {"input_len": {"kind": "fixd"}},
-            "input_len.kind: 'fixd' is none of fixed, uniform, exponential, lognormal, zipf, "
-            "quantiles, empirical, cycle, mixture; did you mean fixed?",
+            "input_len.kind: 'fixd' is unknown; there are fixed, uniform, exponential, lognormal, "
+            "zipf, quantiles, empirical, cycle, mixture; did you mean fixed?",
         ),
     ],
 )

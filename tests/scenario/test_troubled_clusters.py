@@ -171,7 +171,7 @@ def test_a_fleet_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
         ),
         (
             "{autoscaling: {min_replicas: 9}}",
-            "s.yaml:6: cluster.autoscaling.min_replicas: must be at most max_replicas (8)",
+            "s.yaml:6: cluster.autoscaling.max_replicas: must be at least min_replicas (9), not 8",
         ),
         (
             "{replicas: 4, autoscaling: {max_replicas: 2}}",

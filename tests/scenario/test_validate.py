@@ -46,7 +46,10 @@ BAD = [
         "workload:\n  path: t.csv\n",
         "s.yaml:2: workload.path: unknown key here; did you mean workload.trace.path?",
     ),
-    ("engine: 12\n", "s.yaml:1: engine: must be a mapping of keys, not 12"),
+    (
+        "engine: 12\n",
+        "s.yaml:1: engine: must be a mapping of keys, as {name: ..., version: ...}, not 12",
+    ),
     (
         "engine:\n  max_num_seqs: ten\n",
         "s.yaml:2: engine.max_num_seqs: must be a whole number such as 64, not 'ten' (most...",
@@ -100,13 +103,13 @@ BAD = [
     ("goodput:\n  ttft: 0\n", "s.yaml:2: goodput.ttft: must be more than 0, not 0 (longest ..."),
     (
         "engine:\n  scheduling_policy: {name: fcfs}\n",
-        "s.yaml:2: engine.scheduling_policy: the mapping needs a key `policy`: a name or "
-        "module:Class",
+        "s.yaml:2: engine.scheduling_policy: must be a name or a mapping with a key `policy` (a "
+        "name or module:Class), not {name: 'fcfs'}",
     ),
     (
         "engine:\n  scheduling_policy: 3\n",
-        "s.yaml:2: engine.scheduling_policy: must be a name or a mapping with a key `policy`, "
-        "not 3",
+        "s.yaml:2: engine.scheduling_policy: must be a name or a mapping with a key `policy` (a "
+        "name or module:Class), not 3",
     ),
     (
         "workload: {num_prompts: 99999999999}\n",
@@ -267,6 +270,8 @@ def test_a_group_that_is_no_mapping_is_refused(write):
     """Whether or not the scenario has an engine that the group would take over."""
     text = "engine: vllm\ncluster:\n  groups:\n    a: 3\n    b: []\n"
     assert errors(write(text)) == [
-        "s.yaml:4: cluster.groups.a: must be a mapping of keys, not 3",
-        "s.yaml:5: cluster.groups.b: must be a mapping of keys, not []",
+        "s.yaml:4: cluster.groups.a: must be a mapping of keys, as {replicas: ..., model: ...}, "
+        "not 3",
+        "s.yaml:5: cluster.groups.b: must be a mapping of keys, as {replicas: ..., model: ...}, "
+        "not []",
     ]

@@ -170,7 +170,10 @@ def test_what_cannot_be_is_told() -> None:
         served_by(None, "engine.enable_prefix_caching=false", kv_events_config=json.dumps(config))  # type: ignore
     for text, told in (
         ("{", "no JSON: '{'"),
-        ("[]", "must be a mapping of keys, not []"),
+        (
+            "[]",
+            "must be a mapping of keys, as {enable_kv_cache_events: ..., publisher: ...}, not []",
+        ),
         ('{"endpoint": "x"}', "endpoint: must match (tcp|ipc)://.+, not 'x'"),
         ('{"publisher": null}', "publisher: must be 'zmq', not null"),
         ('{"hwm": "many"}', "hwm: must be a whole number such as 64, not 'many'"),

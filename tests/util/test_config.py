@@ -1,6 +1,7 @@
 """The base of all blocks of a scenario, and values that are a name with arguments."""
 
 import pickle
+import re
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_a_block_without_keys_has_its_defaults() -> None:
         ({"size": float("inf")}, "size: must be finite, not inf"),
         ({"size": True}, "size: must be a number, not true"),
         ({"size": 0, "sice": 1}, "size: must be more than 0, not 0\nsice: unknown key"),
-        (3, ": must be a mapping of keys, not 3"),
+        (3, ": must be a mapping of keys, as {size: ...}, not 3"),
     ],
 )
 def test_nothing_is_guessed(values: object, message: str) -> None:
@@ -52,13 +53,20 @@ def test_a_name_comes_with_its_arguments(value: object, arguments: dict[str, int
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"name": "fcfs"}, "the mapping needs a key `policy`: a name or module:Class"),
-        (3, "must be a name or a mapping with a key `policy`, not 3"),
-        (None, "must be a name or a mapping with a key `policy`, not null"),
+        (
+            {"name": "fcfs"},
+            "must be a name or a mapping with a key `policy` (a name or module:Class), not {name: "
+            "'fcfs'}",
+        ),
+        (3, "must be a name or a mapping with a key `policy` (a name or module:Class), not 3"),
+        (
+            None,
+            "must be a name or a mapping with a key `policy` (a name or module:Class), not null",
+        ),
     ],
 )
 def test_what_has_no_name_is_refused(value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^: {message}$"):
+    with pytest.raises(ValueError, match=f"^: {re.escape(message)}$"):
         read_named("policy", "module:Class")(value)
 
 
@@ -81,9 +89,9 @@ class Shelf(Config):
     ("values", "messages"),
     [
         ({"block": {"size": 0}}, ["block.size: must be more than 0, not 0"]),
-        ({"block": 3}, ["block: must be a mapping of keys, not 3"]),
+        ({"block": 3}, ["block: must be a mapping of keys, as {size: ...}, not 3"]),
         ({"blocks": [{}, {"sice": 1}]}, ["blocks.1.sice: unknown key"]),
-        ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, not 3"]),
+        ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, as {size: ...}, not 3"]),
         ({"kind": "wid"}, ["kind: must be 'wide' or 'high', not 'wid'; did you mean wide?"]),
         ({"kind": 1, "count": "x"}, ["kind: must be 'wide' or 'high', not 1",
                                    "count: must be a whole number such as 64 or a list, not 'x'"]),

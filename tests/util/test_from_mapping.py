@@ -56,14 +56,14 @@ def test_good_values(values: dict, queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("values", "messages"),
     [
-        ([], [": must be a mapping of keys, not []"]),
+        ([], [": must be a mapping of keys, as {rate: ..., places: ...}, not []"]),
         ({}, ["rate: is missing (1/s)"]),
         ({"rate": True}, ["rate: must be a number, not true (1/s)"]),
         ({"rate": float("nan")}, ["rate: must be a number, not nan (1/s)"]),
         ({"rate": 10**400}, [f"rate: must be a number, not 1{'0' * 59}... (1/s)"]),
         ({"rate": 1, "places": 1.0}, ["places: must be a whole number such as 64, not 1.0"]),
         ({"rate": 1, "name": 3}, ["name: must be text, not 3"]),
-        ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
+        ({"rate": 1, "lanes": 3}, ["lanes: unknown key; there is rate"]),
         ({"rate": 0, "places": 0}, ["rate: 0 is not above 0 (1/s)", "places: 0 is less than 1"]),
         ({"places": 0}, ["rate: is missing (1/s)", "places: 0 is less than 1"]),
         (
@@ -82,7 +82,9 @@ def test_an_error_within_has_the_whole_path() -> None:
     assert parse_faults("queue", read, {"rate": 0}) == [
         (("queue", "rate"), "0 is not above 0 (1/s)")
     ]
-    assert parse_faults("queue", read, 3) == [(("queue",), "must be a mapping of keys, not 3")]
+    assert parse_faults("queue", read, 3) == [
+        (("queue",), "must be a mapping of keys, as {rate: ..., places: ...}, not 3")
+    ]
     assert parse_faults("queue", read, {"rate": 1}) == []
 
 

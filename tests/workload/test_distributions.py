@@ -200,7 +200,7 @@ def test_mixture_bounds(one, other, u, weight):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "normal"}, "kind: 'normal' is none of fixed, uniform, exponential"),
+        ({"kind": "normal"}, "kind: 'normal' is unknown; there are fixed, uniform, exponential"),
         ({"low": 1, "high": 2}, "kind: is missing; there are fixed"),
         ({"kind": "uniform", "low": 1}, "high: is missing"),
         ({"kind": "uniform", "low": 1, "hi": 2, "high": 3}, "hi: unknown key"),

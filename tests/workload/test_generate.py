@@ -281,7 +281,7 @@ def test_demo_is_like_azure(request):
         ({"num_prompts": True}, "num_prompts: must be a whole number such as 64, not true"),
         ({"rescale": "no"}, "rescale: must be true or false, not 'no'"),
         ({"max_concurrency": 0}, "max_concurrency: must be at least 1, not 0"),
-        ({"request_rat": 3}, "request_rat: unknown key"),
+        ({"request_rat": 3}, "request_rat: unknown key; did you mean request_rate?"),
         ({"request_rate": float("nan")}, "request_rate: must be a number, not nan"),
         ({"input_len": 0}, "input_len: 0 tokens would be possible, but 1 is the least"),
         ({"input_len": 3.5}, "input_len: 3.5 is not a whole number"),
@@ -298,7 +298,11 @@ def test_demo_is_like_azure(request):
             {"prefix_groups": {"num_prefixes": 0}},
             "prefix_groups.num_prefixes: must be at least 1, not 0",
         ),
-        ({"prefix_groups": 3}, "prefix_groups: must be a mapping of keys, not 3"),
+        (
+            {"prefix_groups": 3},
+            "prefix_groups: must be a mapping of keys, as {num_prefixes: ..., "
+            "prefix_len: ...}, not 3",
+        ),
         (
             {"prefix_groups": {"prefix_len": 0}},
             "prefix_groups.prefix_len: 0 is not a whole number of 1 or more",
@@ -306,7 +310,7 @@ def test_demo_is_like_azure(request):
         ({"sessions": {}}, "sessions.turns: is missing"),
         (
             {"sessions": {"turns": 2, "think_time": -1}},
-            "sessions.think_time: -1 is not finite and 0 or more",
+            "sessions.think_time: must be 0 or more, and finite, not -1",
         ),
         ({"clients": 0}, "clients: must be at least 1, not 0"),
         ({"clients": [0, 0]}, "clients: must have a weight above 0"),
@@ -352,7 +356,7 @@ def test_all_refusals_at_once():
         "num_prompts: must be at least 1, not 0",
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
-        "sessions: must be a mapping of keys, not 7",
+        "sessions: must be a mapping of keys, as {turns: ..., think_time: ...}, not 7",
     ]
 
 
