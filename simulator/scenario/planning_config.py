@@ -112,7 +112,7 @@ class PlanConfig(Config):
     min_e2els: Annotated[float, Field(ge=0)] = Field(
         20.0, description="least length of such a run in P99 E2ELs"
     )
-    max_duration: PositiveFinite = Field(2400.0, description="s of load in the longest run")
+    max_duration: PositiveFinite = Field(2400.0, description="s in the longest run")
     window: PositiveFinite | None = Field(
         None, description="s of each stretch that must keep the bounds; null: the whole run"
     )
