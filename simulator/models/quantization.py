@@ -230,7 +230,7 @@ def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
 def _algorithm(config: Mapping[str, Any]) -> Format | None:
     """Return the format of an algorithm's weights; None: they are in 16 bits, the cache is not."""
     name, group = str(config.get("quant_algo") or "").upper(), config.get("group_size")
-    if not name:
+    if not name and config.get("kv_cache_quant_algo"):
         return None
     word = TABLE["modelopt"].get("NVFP4" if "FP4" in name else name)
     if word is None:

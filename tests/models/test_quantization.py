@@ -203,6 +203,7 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
         (COMPRESSED | {"input_activations": {"dynamic": "far"}}, "dynamic: must be a mapping"),
         ({"quant_method": "quark", "global_quant_config": {}}, "weights of Quark's 'null'"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}}, "must be a mapping of"),
+        ({"quant_method": "modelopt", "quantized_layers": {}}, "quant_algo '' is not known"),
         (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
         (COMPRESSED | {"config_groups": {"g": 1}}, "config_groups: must be a mapping of mappings"),
         (COMPRESSED | {"config_groups": [1]}, "config_groups: must be a mapping of mappings"),
