@@ -8,7 +8,6 @@ from simulator.models.kv_budget import MemoryBudget, gib
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens per request in the table."""
 ESTIMATES = ("peak activations", "CUDA graphs", "CUDA libraries")
-ONE_LINE_SINCE = (0, 33, 0)  # tokens and concurrency in one line of vLLM's log
 
 
 def log_lines(budget: MemoryBudget) -> list[str]:
@@ -46,11 +45,11 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         whole = f"full model context length {longest} fits in"
         less = f"reduced from {budget.wanted} to {longest} to fit in"
         fits = whole if longest == budget.wanted else less
-        memory = "KV cache" if sizes.release >= ONE_LINE_SINCE else "GPU"
+        memory = "KV cache" if sizes.term("log in one line") else "GPU"
         lines.append(f"Auto-fit max_model_len: {fits} available {memory} memory ({gib(left)})")
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
-    together = sizes.release >= ONE_LINE_SINCE
+    together = sizes.term("log in one line")
     return [*lines, f"{size}, {most}"] if together else [*lines, size, most]
 
 

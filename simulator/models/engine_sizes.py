@@ -11,20 +11,11 @@ from simulator.util.files import read_table
 
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
-WIDE_INDEXED_SINCE: Release = (0, 11, 1)
-"""Before, vLLM's `auto` was fp8_ds_mla for DeepSeek-V3.2 (verify_and_update_config)."""
-CACHE_SINCE = {"fp8": (0, 14, 0), "nvfp4": (0, 20, 0), "compressed-tensors": (0, 15, 0)}
-"""From when on vLLM's `auto` is a checkpoint's precision of the KV cache: ModelOpt's by dtype
-(resolve_kv_cache_dtype_string), that of compressed-tensors (Attention); Quark's in no release."""
 LONGER = {
     "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
 }
 """Variables without which engines do not start with requests beyond a model's positions."""
-# A window's tables count the tokens of all steps that overlap (max_in_flight_tokens).
-OVERLAP_SINCE: Release = (0, 26, 0)
-# Layers with chunks have tables of their own (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE).
-CHUNKS_SINCE: Release = (0, 14, 0)
 KEEPS_WINDOWS_SINCE: Release = (0, 23, 0)
 """Before, any connector (--kv-transfer-config) turned vLLM's hybrid KV cache manager off."""
 SGLANG_PAGE = 16  # tokens of the shortest page that TensorRT-LLM's kernels take there
@@ -64,14 +55,14 @@ class EngineSizes(EngineConfig):
     @property
     def in_flight(self) -> int:
         """Tokens at most that are being computed, in all steps that overlap."""
-        overlap = self.fraction_of == "all" and self.release >= OVERLAP_SINCE
+        overlap = self.term("steps that overlap")
         steps = self.pipeline_parallel_size + self.async_scheduling if overlap else 1
         return steps * self.max_num_batched_tokens
 
     def has_windows(self, model: ModelSpec) -> bool:
         """Whether layers with a window, or chunks, keep no more than that."""
         plain = self.draft_method in (None, "ngram", "draft_model")
-        chunks = model.chunked and self.release >= CHUNKS_SINCE and plain
+        chunks = model.chunked and self.term("tables of chunks") > 0 and plain
         return not self.disable_hybrid_kv_cache_manager and (chunks or model.keeps_window)
 
     @property
@@ -82,11 +73,10 @@ class EngineSizes(EngineConfig):
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""
         own, method = (one.cache, one.method) if (one := model.checkpoint) else ("", "")
-        since = CACHE_SINCE.get(own if method.startswith("modelopt") else method)
-        if self.fraction_of == "all" and (since is None or self.release < since):
+        read = self.term(f"cache of {own if method.startswith('modelopt') else method}")
+        if self.fraction_of == "all" and not read:
             own = ""
-        indexed = model.latent is not None and model.latent.index_n_heads > 0
-        if indexed and self.fraction_of == "all" and self.release < WIDE_INDEXED_SINCE:
+        if model.latent is not None and model.latent.index_n_heads and self.term("narrow index"):
             own = "fp8"
         asked = (own or self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
         return model.resolve_dtype(asked)

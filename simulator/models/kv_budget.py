@@ -34,11 +34,6 @@ from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import ScenarioError
 
-TOKENS_BY_CONCURRENCY = (0, 20, 0)
-"""From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
-its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
-ROCM_GRAPHS_SINCE = (0, 26, 0)
-"""From here on vLLM estimates its graphs on AMD's GPUs, too (pull request 48526; 48440 before)."""
 LEFT_OVER = "left over"
 REFUSALS: dict[str, str] = TABLE["no memory"]
 UNREAD: dict[str, str] = TABLE["unread"]
@@ -197,7 +192,7 @@ class MemoryBudget(NamedTuple):
     @property
     def tokens(self) -> int:
         """What the engine's log calls the size of its KV cache; as there, the null block counts."""
-        if self.sizes.fraction_of == "all" and self.sizes.release >= TOKENS_BY_CONCURRENCY:
+        if self.sizes.term("tokens by concurrency"):
             return int(self.max_concurrency * self.max_model_len)
         tables = sum(one.number for one in self.layout.tables)
         return self.logged_blocks // tables * self.layout.least_block
@@ -313,7 +308,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     model.check_parallel(sizes.tensor_parallel_size)
     sizes = sizes.on(gpu, model) if sizes.fraction_of != "free" else sizes
     if sizes.mamba_cache_mode == "align":
-        exports = exports_states(model, gpu, sizes.release)
+        exports = exports_states(model, gpu, sizes)
         sizes = sizes.model_copy(update={"exports_states": exports})
     parts, layers = loaded(model, gpu, sizes), model.split_layers(sizes.pipeline_parallel_size)
     stages = [_stage(model, gpu, sizes, parts, layers[:at]) for at in range(1, len(layers) + 1)]
@@ -346,7 +341,7 @@ def _stage(
     weights += parts.embedding * has_table + head * (last or model.head_on_each)
     encoder, outputs = _encoder_bytes(model, sizes)
     peak = activation_bytes(model, sizes) if last else _layers_peak(model, sizes)
-    left_out = sizes.enforce_eager or (gpu.is_amd and sizes.release < ROCM_GRAPHS_SINCE)
+    left_out = sizes.enforce_eager or (gpu.is_amd and not sizes.term("graphs of AMD's"))
     graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
     each = model.layer_bytes(max(model.cached_layers), cache, gpus)
     per_token = model.kv_bytes_per_token(cache, gpus) + sizes.more_layers(model) * each

@@ -23,16 +23,14 @@ KERNEL_BLOCK = 16
 EXPORTED = 64
 """Tokens at whose multiples FlashInfer's kernels of linear attention export a state
 (FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
-EXPORTS_SINCE = {True: (0, 32, 0), False: (0, 33, 0)}
-"""The first vLLM whose kernels of Mamba-2 do so, and of linear attention."""
 
 
-def exports_states(model: ModelSpec, gpu: Gpu, release: tuple[int, int, int]) -> bool:
+def exports_states(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> bool:
     """Say whether a chunk's kernels keep the state at its last boundary beside that of its end.
 
     As MambaMixer2 and _resolve_gdn_prefill_backend, the latter with CUDA 13.
     """
-    if model.linear is None or release < EXPORTS_SINCE[model.linear.is_mamba]:
+    if model.linear is None or not sizes.term(f"exports, Mamba-2: {model.linear.is_mamba}"):
         return False
     capability = gpu.compute_capability
     narrow = capability in (10.0, 10.3, 12.0) and model.linear.key_head_dim == 128

@@ -29,13 +29,11 @@ VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGL
 CHIPS = {9.0: "Hopper's", 9.4: "AMD's", 9.5: "AMD's", 10.0: "Blackwell's", 10.3: "Blackwell's"}
 """By compute capability, as `memory_terms.csv` has them."""
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
-ONCE_SINCE = (0, 32, 0)  # but in Qwen3's families (mrope_positions_factor; 0.30 has it not)
 FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
 """Parts of one tensor each: queries, keys and values; gate and up."""
 CHUNKED, CHUNK = 10 << 20, 2 << 20
 """From 10 MiB on PyTorch takes multiples of 2 MiB of the GPU for a tensor (CUDACachingAllocator):
 SGLang logs what is gone of the GPU, vLLM what its tensors have."""
-TRANSFORMERS_SINCE = (0, 32, 0)  # models in transformers' classes; no release before was read
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
@@ -196,7 +194,7 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
 
     Linear scaling lengthens that of layers with full attention (LinearScalingRotaryEmbedding).
     """
-    plain = sizes.release >= TRANSFORMERS_SINCE and model.no_angles
+    plain = sizes.term("classes of transformers") and model.no_angles
     mamba = model.linear is not None and model.linear.is_mamba
     if model.learned_positions or plain or mamba:
         return 0.0
@@ -208,7 +206,7 @@ def _angles(model: ModelSpec, sizes: EngineSizes) -> float:
         (turned or model.head_size(kind)) * (longer if kind == FULL else 1.0)
         for kind in (model.cached_layers if own else [FULL])
     )
-    once = sizes.release >= ONCE_SINCE and model.family.startswith("qwen3")
+    once = sizes.term("angles once") and model.family.startswith("qwen3")
     sections = model.vision is not None and model.vision.has_sections and not once
     width = bytes_of("float32") if model.expert_bias else HALF  # gpt-oss
     return width * (SECTIONS if sections else 1) * model.max_position_embeddings * numbers
