@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from headway.planning.candidate import Candidate
 
-TYPICAL_RUNS = 15.0  # of a search, as long as nothing better is known
+TYPICAL_LOOKS = {True: 50.0, False: 15.0}
+"""First runs that all of a candidate take as long as, where a place is searched for, and where not,
+as long as no candidate is done: those that decide are longer, and more."""
 SHOWN = 20  # candidates that a table has room for
 SILENCE = 30.0  # s after which a plan says how many runs it has made
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
@@ -88,12 +90,13 @@ class SearchProgress:
         self._live = live
         self._place, self._rising = _form_of_place(key), rising
         self._began = self._told = perf_counter()
-        self._runs = 0
-        self._phase = ""
+        self._runs = self._runs_before = 0
+        self._phase, self._phase_began = "", self._began
 
     def enter(self, phase: str) -> None:
         """Say what begins; from now on a line for each candidate that is done, not for each run."""
-        self._phase = phase
+        self._phase, self._phase_began = phase, perf_counter()
+        self._runs_before = self._runs
         if self._live is None:
             print_line(f"{phase}:")
 
@@ -121,16 +124,14 @@ class SearchProgress:
                 self._told = now
 
     def _seconds_left(self, candidates: "Sequence[Candidate]") -> float:
-        """Estimate how long a search goes on, by the runs that were made."""
-        done = sum(one.done for one in candidates)
-        known = sum(len(trial.runs) for one in candidates for trial in one.result.trials)
-        each = max(known / done if done else 0.0, TYPICAL_RUNS)
-        left = sum(
-            max(each - sum(len(trial.runs) for trial in one.result.trials), 1.0)
-            for one in candidates
-            if not one.done
-        )
-        return (perf_counter() - self._began) / max(self._runs, 1) * left
+        """Estimate how long a search goes on, by the load in the runs that this phase has made."""
+        looks = {id(one): _looks(one) for one in candidates}
+        done = [looks[id(one)] for one in candidates if one.done and one.result.trials]
+        each = sum(done) / len(done) if done else TYPICAL_LOOKS[bool(self._place)]
+        under_way = [looks[id(one)] for one in candidates if not one.done]
+        left = sum(max(each - own, own / 4, 1.0) for own in under_way)
+        made = max(sum(looks.values()), self._runs - self._runs_before, 1)
+        return (perf_counter() - self._phase_began) / made * left
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table
@@ -147,6 +148,13 @@ class SearchProgress:
             bracket = _bracket(one, self._place, self._rising)
             table.add_row(one.label, bracket, str(count), _last_trial(one, self._place))
         return table
+
+
+def _looks(candidate: "Candidate") -> float:
+    """Return the load in a candidate's runs, in times that of its first one."""
+    trials = candidate.result.trials
+    first = (trials[0].seconds if trials else None) or 1.0
+    return sum((trial.seconds or 1.0) / first * len(trial.runs) for trial in trials)
 
 
 def _form_of_place(key: str) -> str:

@@ -31,6 +31,7 @@ from headway.planning.verdict import Trial
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
 from simulator.results.service_levels import Slo, default_levels, need_parts
+from simulator.results.steady_state import overload
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
@@ -417,19 +418,28 @@ def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
         failed += [other.reason for other in closest.result.trials if other.reason]
         got += f", but fails: {next(filter(None, (trial.reason, *failed)), trial.why)}"
     said = f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
-    return f"{said}; {_would_do(slos, trial)}"
-
-
-def _would_do(slos: Sequence[Slo], trial: Trial) -> str:
-    """Say what would keep the bounds: those that its runs keep, where nothing grew; other GPUs."""
+    if trial.violation(slos) and any(run.get("broken") for run in trial.runs):
+        trial = _to_its_end(problem, closest, trial)
     others = "`headway plan --buy` tries other GPUs, sizes and precisions"
+    return f"{said}; {_keeps(slos, trial)}{others}"
+
+
+def _keeps(slos: Sequence[Slo], trial: Trial) -> str:
+    """Say which bounds its runs keep in place of those they break; "" where something grows."""
     broken = [slo for slo in slos if not slo.met(trial.value(slo))]
-    if trial.growing or not broken:
-        return others
     kept = " and ".join(slo.loosened(trial.value(slo)) for slo in broken)
-    if any(run.get("broken") for run in trial.runs):  # they were ended before they got worse
-        return f"it takes {kept} at least; {others}"
-    return f"its runs keep {kept}; {others}"
+    return f"its runs keep {kept}; " if kept and not trial.growing else ""
+
+
+def _to_its_end(problem: PlanProblem, candidate: Candidate, trial: Trial) -> Trial:
+    """Return a place whose runs were ended as they broke a bound, by a run that is not."""
+    loaded = _load(problem, candidate, PlannedRun(trial.at, seconds=trial.seconds))
+    if isinstance(loaded, Outcome) or loaded[-1] is not None:  # a day takes long
+        return replace(trial, growing="unknown")
+    slos, change = problem.criteria.slos, problem.change
+    values = measure_run(loaded[0], slos, steady=False, change=change)
+    growing = "" if overload(values) is None else "the queue"
+    return Trial(trial.at, runs=[values], growing=growing)
 
 
 def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Candidate]:

@@ -245,7 +245,7 @@ class Judged(NamedTuple):
     def unless(self) -> str:
         """Say which error of the clock surely turns the verdict; "": nobody knows.
 
-        Of steps in proportion, rounded up: queues grow faster than steps, so less may do.
+        Of steps in proportion, rounded up: queues move by more than steps, so less may do.
         """
         until = self.until
         if self.slo.name not in SHARES and self.ends is not None and self.span is not None:
@@ -261,7 +261,7 @@ class Judged(NamedTuple):
         return (
             f", but steps at most {percent} slower break it"
             if until > 1.0
-            else (f" unless steps are {percent} faster")
+            else f", but steps at most {percent} faster keep it"
         )
 
     def __str__(self) -> str:

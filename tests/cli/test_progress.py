@@ -87,7 +87,10 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
 
 
 def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, capsys):
-    """A run of 9 s, 15 of each of two candidates; then no more than once in half a minute."""
+    """A run of 9 s, 15 of each of two candidates; then no more than once in half a minute.
+
+    Where a place is searched for 50, of their length: a run that is twice as long counts twice.
+    """
     now = [0.0]
     monkeypatch.setattr("headway.cli.progress.perf_counter", lambda: now[0])
     two = [Candidate({"engine.max_num_seqs": "8"}), Candidate({"engine.max_num_seqs": "9"})]
@@ -101,3 +104,9 @@ def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, cap
         now[0] += 0.9
         search(two, 1, None)
     assert capsys.readouterr().err == ""  # it is over in half a minute
+    trials = [Trial(1.0, 300.0, runs=[{}] * 2), Trial(2.0, 600.0, runs=[{}] * 6)]
+    found = Candidate({}, result=SearchResult(None, trials))
+    with search_progress(False, "workload.request_rate", rising=False) as search:
+        now[0] += 42.0
+        search([found], 8, None)  # 14 of the first length in 42 s, 36 to go
+    assert capsys.readouterr().err == "8 runs made in 42 s, about 1.8 min left\n"
