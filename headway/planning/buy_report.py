@@ -17,10 +17,11 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.models.gpus import GPUS, Gpu, find_gpu
 from simulator.results.service_levels import SHARES, Judged
 from simulator.scenario.load import Source, load_scenario
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
+FITS_NOT = "does not fit"
 REDUCED = "answers of fp8 may differ in quality; the best at the model's own precision"
 
 
@@ -34,13 +35,16 @@ def buying_problem(
     """
     overrides, seed = settings
     largest = max(gpus, key=lambda gpu: gpu.memory).name
-    keys, why = [*overrides, "cost=null"], None
+    why: HeadwayError | None = None
     for weights, size in product(("null", "fp8"), (1, SIZES[-1])):
         base = [f"gpu={{name: {largest}, count: {size}}}", f"engine.quantization={weights}"]
         keys = [*overrides, "cost=null", *base, f"engine.tensor_parallel_size={size}"]
         try:
             cluster = load_scenario(path, keys, seed).cluster
         except HeadwayError as error:
+            what = str(error).rpartition("gpu: ")[2]
+            if FITS_NOT in what:  # of the widest replica, whose keys nobody gave
+                why = NoAnswerError(f"--buy: nothing can carry it: {what}")
             why = why or error
             continue
         if cluster is not None and (cluster.groups or cluster.autoscaling):
@@ -181,7 +185,8 @@ def _dropped(offers: Sequence[Offer]) -> Iterator[str]:
             alike.setdefault((offer.gpu, kind), []).append(offer)
     for first, *rest in alike.values():
         likewise = f" (likewise {len(rest)} more settings of it)" if rest else ""
-        yield f"  not run: {first.label}: {first.not_tried or first.never}{likewise}"
+        why = (first.not_tried or first.never).partition("; its log would say")[0]
+        yield f"  not run: {first.label}: {why}{likewise}"
 
 
 def _failed(tried: Sequence[Offer]) -> Iterator[str]:

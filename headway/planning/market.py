@@ -203,8 +203,11 @@ class Market:
     def _precisions(
         self, model: ModelSpec, gpu: Gpu, size: int
     ) -> Iterator[tuple[str | None, str]]:
-        """Yield the dtypes that have a profile; the model's own in any case."""
-        own = model.weight_dtype()
+        """Yield the dtypes that have a profile; the model's own in any case.
+
+        Where that has none, its steps are estimated: then those of fp8 are, too.
+        """
+        own, estimated = model.weight_dtype(), False
         for weights, cache in PRECISIONS:
             name = weights or own
             asked = ALIASES.get(self.precision or name, self.precision or name)
@@ -219,8 +222,11 @@ class Market:
                     "kv_cache_dtype": cache,
                 }
             )
-            as_published = weights is None and cache == "auto"
-            if as_published or shipped_profile(model, find_gpu(gpu.name), engine) is not None:
+            profile = shipped_profile(model, find_gpu(gpu.name), engine)
+            if weights is None and cache == "auto":  # as it is published
+                estimated = profile is None and bool(gpu.fp8_flops)
+                yield weights, cache
+            elif profile is not None or estimated:
                 yield weights, cache
 
     def _keys(self, gpu: Gpu, size: int, pair: tuple[str | None, str]) -> dict[str, str]:

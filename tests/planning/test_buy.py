@@ -151,7 +151,10 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--gpus", ""], "--gpus: gpu.name: no GPU ''"),
         (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
         (["--buy", "--gpus", "L4=1,L4=2"], "--gpus: L4 is named twice, with unlike prices"),
-        (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
+        (
+            ["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"],
+            "--buy: nothing can carry it: llama-3.1-405b in fp8 does not fit the L4: 47.80 GiB",
+        ),
         (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can carry it"),
         (
             ["--buy", "--precision", "int3"],
@@ -225,13 +228,15 @@ def test_what_comes_closest_is_told_and_how_far_it_was_looked(write, tmp_path, c
 
 
 def test_weights_are_quantized_where_there_is_a_profile(write) -> None:
-    """Of fp8 there is one on an L40S, with both KV caches; as published any GPU will do."""
+    """Of fp8 there is one on an L40S; on an L4 all is estimated, and an A10G computes no fp8."""
     shop, model = market(write(SHOP), precision=None), load_model("llama-3-8b")
-    published = (None, "auto")
-    small, large = wanted_gpus("L4,L40S")
-    assert list(shop._precisions(model, small, 1)) == [published]
-    found = list(shop._precisions(model, large, 1))
-    assert found == [published, ("fp8", "auto"), ("fp8", "fp8")]
+    every = [(None, "auto"), ("fp8", "auto"), ("fp8", "fp8")]
+    for name, found in (("L4", every), ("L40S", every), ("A10G", every[:1])):
+        (gpu,) = wanted_gpus(name)
+        assert list(shop._precisions(model, gpu, 1)) == found
+    largest = load_model("llama-3.1-405b")  # on eight H100 it fits in fp8 alone
+    (gpu,) = wanted_gpus("H100")
+    assert list(shop._precisions(largest, gpu, 8)) == every
 
 
 @pytest.mark.medium
