@@ -53,7 +53,8 @@ OTHER_MESSAGES = {
 }
 """Wrong requests of which the message and the key that it names differ, and why."""
 NEWER = {"prompt_cache_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
-"""Keys of responses that vLLM has from 0.33 on; the live one is 0.32."""
+NEWER |= {"weight_versions"}
+"""Keys of answers that vLLM has from 0.33 on; the live one is 0.32."""
 ONLY_LIVE = ("http_", "process_", "python_", "vllm:estimated_")
 """Beginnings of names of metrics that vLLM alone has; and each `_created`."""
 ONLY_TWIN = {"headway:late_seconds", "headway:speed"}

@@ -1,5 +1,7 @@
 """Bodies that vLLM 0.33 refuses, by its own words (its protocol classes were asked), and takes."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.api.messages import CountTokensBody
+from headway.twin.api.tokenizers import train
 from headway.twin.server import Server
 from tests.support.twins import served_by
 
@@ -142,3 +146,22 @@ def test_keys_of_chats_are_no_completions() -> None:
             assert (await response.json())["usage"]["completion_tokens"] == 2
 
     served_by(play)
+
+
+def test_tokens_of_another_model_are_not_read_back(tmp_path: Path) -> None:
+    train(tmp_path)
+
+    async def play(client: ClientSession, _: Server) -> None:
+        for model, status in (("no", 404), ("", 200), (None, 200)):
+            body = {"tokens": [300], "model": model}
+            async with client.post("/detokenize", json=body) as response:
+                assert response.status == status
+
+    served_by(play, tokenizer=tmp_path)
+
+
+def test_a_tool_takes_an_object_unless_it_says_otherwise() -> None:
+    tools = [{"name": "a", "input_schema": one} for one in ({"b": 1}, {"b": 1, "type": "x"})]
+    body = CountTokensBody(model="m", messages=[], tools=tools)  # type: ignore[arg-type]
+    texts = [json.dumps(one["function"]["parameters"]) for one in body.chat()["tools"]]
+    assert texts == ['{"b": 1, "type": "object"}', '{"b": 1, "type": "x"}']

@@ -288,6 +288,7 @@ class ApiServer:
     async def detokenize(self, request: web.Request) -> web.Response:
         """Tell the text of tokens."""
         body = await self.body(request, bodies.DetokenizeBody)
+        self.reader.check_model(body.model)
         text = self.reader.counter.decode(body.tokens)
         refuse({"tokenizer": text is None}, key="detokenize: needs")
         return web.json_response({"prompt": text})

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.bodies import MOST_STOPS, Open
@@ -15,6 +15,10 @@ WORDS: dict[str, Any] = table("messages")
 """Anthropic's words for statuses of errors and for ends of answers; OpenAI's for `tool_choice`; and
 keys that are a chat's, too, of which vLLM has those from `request_id` to `seed` elsewhere only.
 """
+
+
+TYPED = AfterValidator(lambda schema: schema | {"type": schema.get("type", "object")})
+"""What a tool takes is an object, unless it says otherwise."""
 
 
 class Block(Open):
@@ -42,13 +46,7 @@ class MessageTool(BaseModel):
 
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
-
-    def chat(self) -> dict[str, Any]:
-        """Return the same as a chat's."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description}
-        function["parameters"] = {"type": "object", **self.input_schema}
-        return {"type": "function", "function": function}
+    parameters: Annotated[dict[str, Any], TYPED] = Field(alias="input_schema")
 
 
 class MessageToolChoice(BaseModel):
@@ -74,7 +72,7 @@ class CountTokensBody(Open):
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
         found["messages"] = system + [one for said in self.messages for one in _messages(said)]
         if self.tools:
-            found["tools"] = [one.chat() for one in self.tools]
+            found["tools"] = [{"function": one.model_dump()} for one in self.tools]
         if (choice := self.tool_choice) is not None:
             named = {"type": "function", "function": {"name": choice.name or ""}}
             found["tool_choice"] = WORDS["tool choices"].get(choice.type, named)

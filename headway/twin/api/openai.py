@@ -91,8 +91,7 @@ class Reader:
 
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
-        if asked.model:
-            self.check_model(asked.model)
+        self.check_model(asked.model)
         limit = self._limit(asked)
         _check_options(asked)
         if isinstance(asked, ChatBody):
@@ -114,9 +113,10 @@ class Reader:
         _check_sampling(asked, limit, self.vocab_size)
         return Wanted(asked, prompts, limit, self.counter)
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: str | None) -> None:
         """Raise BadRequestError for the name of another model."""
-        refuse({"model": name not in self.models}, model=name, known=", ".join(self.models))
+        wrong = name and name not in self.models
+        refuse({"model": wrong}, model=name, known=", ".join(self.models))
 
     def check_tools(self, chat: Body) -> None:
         """Refuse tools as a vLLM without --enable-auto-tool-choice and --tool-call-parser."""
