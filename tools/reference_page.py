@@ -34,9 +34,9 @@ there is no `slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
-Which keys may a scenario file have? Each is `key: default` (values): meaning.
-A number may be 0, but not negative, if 0 makes
-sense. A count is whole. `null` means none, or no limit, unless the key says more.
+Which keys may a scenario file have? All below, each as `key: default` (values): meaning.
+No number may be negative, and 0 only if 0 makes sense. A count is whole. `null`
+means none, or no limit, unless the key says more.
 
 A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
 may name code: do not run a stranger's ([SECURITY.md](../SECURITY.md)).
