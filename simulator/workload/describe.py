@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -14,29 +14,14 @@ PERCENTILES = (50, 90, 95, 99)
 CLIENTS, NAME_WIDTH = 10, 24  # rows of a table, letters of a name
 
 
-class Description(TypedDict):
-    """What `describe` finds, in seconds and tokens."""
+def describe(workload: Workload, format: str) -> dict[str, Any]:
+    """Describe a workload by plain numbers, in seconds and tokens.
 
-    format: str
-    source: str
-    requests: int
-    session_turns: int  # of the requests, those that wait for the answer to another one
-    span_s: float  # from the first arrival to the last
-    request_rate: float | None  # per second; None: all arrive at once
-    burstiness_cv: float | None  # of the gaps between arrivals: 0 a metronome, 1 Poisson
-    input_tokens: int
-    output_tokens: int
-    input_len: dict[str, float]  # min, mean, p50, p90, p95, p99, max
-    output_len: dict[str, float]
-    prefix_sharing: float | None  # of the input tokens; None: the prompts have no contents
-    prefix_granularity: int | None  # tokens of the longest run that has a name
-
-
-def describe(workload: Workload, format: str) -> Description:
-    """Describe a workload by plain numbers.
-
-    `prefix_sharing` is the share of input tokens that are a prefix of an earlier prompt, as
-    finely as the trace tells: `prefix_granularity` is the block size of its ids.
+    `session_turns` are the requests that wait for the answer to another one, `span_s` goes from the
+    first arrival to the last, `request_rate` is None where all arrive at once, `burstiness_cv` that
+    of the gaps between arrivals: 0 a metronome, 1 Poisson. Lengths have min, mean, p50, p90, p95,
+    p99 and max. `prefix_sharing` is the share of input tokens that are a prefix of an earlier
+    prompt, as finely as the trace tells: `prefix_granularity` is the block size of its ids.
     """
     arrival = _timed(workload)
     gaps = np.diff(arrival)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import FORMATS, read_trace
+from simulator.workload.traces.documents import Row, json_objects
 from simulator.workload.traces.fields import NO_DATE
 from simulator.workload.traces.format import Problems
-from simulator.workload.traces.json_lines import HashBlocks, Row, json_objects
+from simulator.workload.traces.hash_blocks import HashBlocks
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

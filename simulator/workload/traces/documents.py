@@ -1,13 +1,15 @@
 """Files of traces: lines, plain or packed; JSON, with the line of each request; Parquet.
 
-What is one object a line is read by `json_lines.py`; Parquet, by pyarrow, has the columns of a CSV.
+Parquet, by pyarrow, has the columns of a CSV.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json, parse_value, skip_blanks
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.packed import text_blocks
+from simulator.workload.traces.values import spans
 
 BOM = "\ufeff"
 BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
@@ -177,6 +180,74 @@ def is_json_lines(path: Path) -> bool:
         return isinstance(parse_json(next(found)[1]), dict) and next(found, None) is not None
     except (ValueError, StopIteration):  # not JSON, or empty
         return False
+
+
+@dataclass(slots=True)
+class Row:
+    """The object in one line; what is wrong with a value that is asked for becomes a problem."""
+
+    line: int
+    values: dict[str, object]
+    problems: Problems
+    wrong: bool = False
+
+    def add_problem(self, key: str, why: str) -> int:
+        """Note what is wrong with a value, and return the problem's number."""
+        self.wrong = True
+        return self.problems.add(self.line, key, why)
+
+    def number(self, key: str) -> float:
+        """Return a number that is finite and 0 or more; NaN where it is wrong, or not told."""
+        value = self.values.get(key)
+        if value is None:
+            return nan
+        return float(spans([value], lambda _, why: self.add_problem(key, why))[0])
+
+    def ids(self, ids: object, key: str = "hash_ids") -> list[int | str]:
+        """Return the ids of blocks under a key; [] for none, or where they are wrong."""
+        if ids is None:
+            return []
+        if not isinstance(ids, list) or not all(type(i) is int or type(i) is str for i in ids):
+            self.add_problem(key, "not a list of ids")
+            return []
+        return ids
+
+
+def rows(path: Path, problems: Problems) -> Iterator[Row]:
+    """Yield the objects of a file."""
+    for number, line in lines(path):
+        try:
+            values = parse_json(line)
+        except ValueError as error:
+            problems.add(number, "line", f"bad JSON: {error}")
+            continue
+        if not isinstance(values, dict):
+            problems.add(number, "line", "not a JSON object")
+            continue
+        yield Row(number, values, problems)
+
+
+def json_objects(
+    path: Path, problems: Problems, inside: Callable[[dict[str, Any]], Sequence[str] | None]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a file with their lines: one a line, one after the other, or in lists.
+
+    `inside` says to which list in an object keys lead, where its elements are meant; None: to none.
+    """
+    if is_json_lines(path):
+        yield from ((row.line, row.values) for row in rows(path, problems))
+        return
+    text = read_text(path)
+    line, seen = 1, 0
+    for at, value in json_values(path, text):
+        line, seen = line + text.count("\n", seen, at), at
+        steps = inside(value) if isinstance(value, dict) else ()
+        if steps is None:
+            yield line, value
+        elif isinstance(value, dict | list):
+            yield from items(text, steps, problems, line, at)
+        else:
+            problems.add(line, "line", "not a JSON object")
 
 
 def items(

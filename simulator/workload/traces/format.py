@@ -143,15 +143,15 @@ def reader(place: str) -> Any:
     return getattr(import_module(f"{__package__}.formats.{module}"), name)
 
 
+@dataclass(slots=True)
 class Problems:
     """What is wrong in one file, in the order of its lines: `FILE:LINE: column: what is wrong`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.count = 0
-        self.messages: list[str] = []
-        self.kinds: set[tuple[str, str]] = set()  # columns and what is wrong, but for the values
-        self.notes: Counter[str] = Counter()  # what changes the load, with its counts
+    path: Path
+    count: int = 0
+    messages: list[str] = field(default_factory=list)
+    kinds: set[tuple[str, str]] = field(default_factory=set)  # columns and what is wrong with them
+    notes: Counter[str] = field(default_factory=Counter)  # what changes the load, with its counts
 
     def add(self, line: int, column: str, wrong: str) -> int:
         """Note a problem and return its number from 0 on; past the first few it is only counted."""

@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from dataclasses import field as attribute
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
@@ -62,33 +64,32 @@ SHEET = (36_526, 73_050)  # 2000 and 2100, days of spreadsheets
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 
 
+@dataclass
 class Records:
     """Requests as mappings, or as columns, that become a table; what is wrong is told by line."""
 
-    def __init__(
-        self,
-        problems: Problems,
-        form: Format,
-        sources: Sources | None = None,
-        *,
-        named: bool = False,
-    ) -> None:
-        self.problems = problems
-        self.form = form
-        self.sources = dict(form.columns if sources is None else sources)
-        self.named = named  # by the user, whose column of arrivals no other goes before
-        self.dotted = False  # decimals have commas, so that dots may mark thousands
-        self.met: set[str] = set()
-        self.names: dict[str, None] = {}  # of these, those with a value
-        self.lines: Sequence[int] = []
-        self.labels: list[str] = []  # before the column's name, where lines do not tell enough
+    problems: Problems
+    form: Format
+    given: Sources | None = None
+    _: KW_ONLY
+    named: bool = False  # by the user, whose column of arrivals no other goes before
+    dotted: bool = False  # decimals have commas, so that dots may mark thousands
+    met: set[str] = attribute(default_factory=set)
+    names: dict[str, None] = attribute(default_factory=dict)  # of these, those with a value
+    lines: Sequence[int] = attribute(default_factory=list)
+    labels: list[str] = attribute(default_factory=list)  # before names, where lines tell too little
+    parts: list[dict[str, Any]] = attribute(default_factory=list)  # columns of what was converted
+    units: dict[str, float] = attribute(default_factory=dict)
+    beside: Counter[str] = attribute(
+        default_factory=Counter
+    )  # that are no load of an engine, by field
+    strange: dict[str, Counter[str]] = attribute(default_factory=dict)  # words by field
+    unread: int = 0  # failed requests of which nothing is told
+    added: int = 0  # requests that were converted
+
+    def __post_init__(self) -> None:
+        self.sources = dict(self.form.columns if self.given is None else self.given)
         self.values: dict[str, list[object]] = {field: [] for field in self.sources}
-        self.parts: list[dict[str, Any]] = []  # columns of what was converted
-        self.units: dict[str, float] = {}
-        self.beside: Counter[str] = Counter()  # requests that are no load of an engine, by field
-        self.strange: dict[str, Counter[str]] = {}  # words that are not understood, by field
-        self.unread = 0  # failed requests of which nothing is told
-        self.added = 0  # requests that were converted
 
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
         """Take in one request."""

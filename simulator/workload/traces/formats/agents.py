@@ -5,7 +5,11 @@ answer that came last before it, among those of its own session and of the sessi
 what lies between, tools and thinking, becomes the delay after that answer. A play is a session
 with all that it started. With `lanes` so many plays run side by side, the next in a lane after
 the end of the one before, as in AIPerf's and AISimulate's agentic replays.
-Dynamo's traces and Weka's are here; others that tell it in other words are beside this file.
+Here are Dynamo's traces and its Mooncake, whose requests name those that they wait for, Weka's, and
+GitHub Copilot's in the Azure Public Dataset (2026): one session a line, with turns of calls of a
+model and batches of tools. A call is sent after the answer before it and the recorded delay, in
+which the tools ran. Its prompt begins with as much of the one before it as was cached; the first
+prompts of all sessions begin alike for so long.
 """
 
 import warnings
@@ -21,9 +25,11 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.documents import flat, objects_of
+from simulator.util.from_mapping import short_repr
+from simulator.workload.prefixes import first_tokens
+from simulator.workload.traces.documents import Row, flat, json_objects, objects_of, rows
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.json_lines import HashBlocks, Row, json_objects, rows
+from simulator.workload.traces.hash_blocks import HashBlocks
 from simulator.workload.traces.records import Records
 from simulator.workload.workload import Floats, Ints
 
@@ -295,3 +301,109 @@ def is_dynamo(head: Head) -> bool:
     record = event if isinstance(event, dict) else head.first
     schema = str(record.get("schema", ""))
     return schema.startswith("dynamo.") and "event_type" in record
+
+
+def read_agentic_mooncake(
+    path: Path, form: Format, hash_block_size: int | None = None, lanes: int | None = None
+) -> Table:
+    """Read Dynamo's agentic Mooncake JSONL: requests that name those whose answers they wait for.
+
+    In its first version `wait_for`, `delay` and `tool_wait_ms`, in its second, behind a header,
+    `dependencies` and `not_before_ms`; times in ms.
+    """
+    found = Recording(path, form)
+    blocks = HashBlocks(hash_block_size or form.block_size, fixed=hash_block_size is not None)
+    wanted: dict[str, list[str]] = {}
+    for row in rows(path, found.problems):
+        values = row.values
+        if "schema" in values:
+            blocks.hear(row, values.get("block_size"), "block_size")
+            found.records.meet(list(values))
+            continue
+        name = values.get("request_id")
+        if not isinstance(name, str) or name in wanted:
+            wrong = "given twice" if name in wanted else "missing, or not a text"
+            row.add_problem("request_id", wrong)
+            continue
+        session = str(values.get("play_id") or values.get("session_id") or name)
+        call = Call(row.line, session, blocks, row.ids(values.get("hash_ids")), name=name)
+        wanted[name], call.delay = _dependencies(row)
+        found.add(call, values)
+    found.settle()
+    places = {call.name: k for k, call in enumerate(found.calls)}
+    for call in found.calls:
+        for name in wanted[call.name]:
+            if name in places:
+                call.waits.append(places[name])
+            else:
+                found.problems.add(call.line, "wait_for", f"no request {short_repr(name)}")
+        if isnan(call.start) and not wanted[call.name]:
+            found.problems.add(call.line, "timestamp", "missing, and no wait_for")
+    found.problems.stop()
+    if lanes is not None:
+        latest = 0.0
+        for call in found.calls:  # without a time that of the line before: plays need an order
+            call.start = latest = latest if isnan(call.start) else call.start
+    return found.linked(lanes)
+
+
+def _dependencies(row: Row) -> tuple[list[str], float]:
+    """Return which requests one waits for, and how long it waits then, s."""
+    typed, wanted = row.values.get("dependencies"), row.values.get("wait_for") or []
+    if not typed:
+        if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+            row.add_problem("wait_for", "not a list of names")
+            return [], 0.0
+        keys = [key for key in ("delay", "delay_ms", "tool_wait_ms") if row.values.get(key)]
+        return wanted, sum(map(row.number, keys)) / 1e3
+    if not isinstance(typed, list) or not all(isinstance(one, dict) for one in typed):
+        row.add_problem("dependencies", "not a list of objects")
+        return [], 0.0
+    delay = Row(row.line, typed[-1], row.problems).number("delay_ms")
+    return [str(one.get("request_id")) for one in typed], np.nan_to_num(delay) / 1e3
+
+
+def is_agentic(head: Head) -> bool:
+    """Return whether requests name others, or the first line names one of the versions."""
+    named, length = "request_id" in head.first, {"input_length", "input_tokens"} & head.keys
+    if named and length and {"hash_ids", "wait_for", "play_id"} & head.keys:
+        return True
+    return str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")
+
+
+def read_copilot(path: Path, form: Format, lanes: int | None = None) -> Table:
+    """Read sessions; calls without an answer are left out, cancelled ones are told."""
+    found, cancelled = Recording(path, form), 0
+    for row in rows(path, found.problems):
+        session = str(row.values.get("session_id"))
+        found.records.meet(list(row.values))
+        for turn in objects_of(row.values, "turns"):
+            found.records.meet(list(turn))
+            for one in objects_of(turn, "llm_calls"):
+                values, call = flat(one), Call(row.line, session)
+                if values.get("tokens.completion"):
+                    cancelled += "cancel" in str(values.get("result")).lower()
+                    cached = Row(row.line, values, found.problems).number("tokens.cached")
+                    call.cached = int(np.nan_to_num(cached))
+                else:
+                    values |= NO_ANSWER
+                found.add(call, values)
+    found.settle()
+    found.infer_waits()
+    _share(found.calls)
+    table = found.linked(lanes)
+    if cancelled:
+        told = "result: requests that were cancelled, and are played to their end"
+        table.ledger.note(told, cancelled)
+    return table
+
+
+def _share(calls: list[Call]) -> None:
+    """Let each prompt of a session begin with what was cached of the one before it."""
+    before: dict[Hashable, Segments] = {}
+    for call in calls:
+        left = min(call.cached, call.prompt)
+        parts = first_tokens(before.get(call.session) or ((("cached",), left),), left)
+        if own := call.prompt - sum(count for _, count in parts):
+            parts = (*parts, (("own", call.row), own))
+        call.segments = before[call.session] = parts

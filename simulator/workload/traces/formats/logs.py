@@ -3,12 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import flat, lines, objects_of
+from simulator.workload.traces.documents import flat, json_objects, lines, objects_of
 from simulator.workload.traces.fields import (
     NAMES,
     NEEDED,
@@ -20,7 +20,6 @@ from simulator.workload.traces.fields import (
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
-from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.outcomes import NO_GENERATION
 from simulator.workload.traces.records import Records
 from simulator.workload.traces.values import is_plain
@@ -42,36 +41,39 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
     every = [*_all_spans(path, problems)]
     found = [*{_key(span) or k: (line, span) for k, (line, span) in enumerate(every)}.values()]
     notes["spanId: spans that come again left out"] = len(every) - len(found)
-    kept = [
+    told = [
         all(any(span.get(name) is not None for name in columns[f].names) for f in NEEDED)
         for _, span in found
     ]
-    if found and not any(kept) and not problems.count:
+    if found and not any(told) and not problems.count:
         raise HeadwayError(
             f"{path}:{found[0][0]}: gen_ai.usage.input_tokens: no span tells its tokens"
         )
     parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
-    told_of = [span for _, span in compress(found, kept)]
-    sums = {_first(span, PARENTS) for span in told_of} - {None}
-    for one in [*sums]:
-        while (one := parents.get(one)) is not None and one not in sums:
-            sums.add(one)
+    above = [(span, _enclosing(span, parents)) for _, span in compress(found, told)]
+    sums = {*chain.from_iterable(names for _, names in above)}
     within: Counter[object] = Counter()  # tokens of the spans that an enclosing one has in it
-    for span in told_of:
-        parent = None if _first(span, IDS) in sums else _first(span, PARENTS)
-        tokens, seen = _tokens(span), set[object]()
-        while parent is not None and parent not in seen:
-            within[parent] += tokens
-            seen.add(parent)
-            parent = parents.get(parent)
-    for (line, span), told in zip(found, kept, strict=True):
+    for span, names in above:
+        if _first(span, IDS) not in sums:
+            within.update(dict.fromkeys(names, _tokens(span)))
+    for (line, span), tells in zip(found, told, strict=True):
         if (name := _first(span, IDS)) in sums:
-            notes["enclosing spans left out, each taken as the sum of its children"] += told
-            notes[UNEQUAL] += told and within[name] != _tokens(span)
-        elif told:
+            notes["enclosing spans left out, each taken as the sum of its children"] += tells
+            notes[UNEQUAL] += tells and within[name] != _tokens(span)
+        elif tells:
             yield line, span
         else:
             notes["requests left out, which have no token counts"] += _is_call(span)
+
+
+def _enclosing(span: Mapping[str, Any], parents: Mapping[object, object]) -> dict[object, None]:
+    """Return the names of the spans that one lies in."""
+    found: dict[object, None] = {}
+    name = _first(span, PARENTS)
+    while name is not None and name not in found:
+        found[name] = None
+        name = parents.get(name)
+    return found
 
 
 def _tokens(span: Mapping[str, Any]) -> int:

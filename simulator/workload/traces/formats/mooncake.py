@@ -17,10 +17,10 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
-from simulator.workload.traces.documents import flat
+from simulator.workload.traces.documents import Row, flat, rows
 from simulator.workload.traces.fields import has_requests, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.traces.hash_blocks import HashBlocks
 from simulator.workload.traces.records import Records
 
 TIMED_SIZE = 16  # tokens that an id of a timed_trace stands for
@@ -63,8 +63,8 @@ def read_mooncake(
             AIPerf.
     """
     problems = Problems(path)
-    given = {"fixed": hash_block_size is not None, "open_end": form.blocks_of_output}
-    blocks = HashBlocks(hash_block_size or form.block_size, **given)
+    blocks = HashBlocks(hash_block_size or form.block_size, open_end=form.blocks_of_output)
+    blocks.fixed = hash_block_size is not None
     records = Records(problems, form)
     told: list[_Turn] = []
     fractions = False

@@ -16,6 +16,7 @@ from simulator.workload.traces.documents import (
     Item,
     first_line,
     flat,
+    json_objects,
     objects_of,
     parquet_names,
     parquet_rows,
@@ -30,7 +31,6 @@ from simulator.workload.traces.fields import (
     without_length,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.json_lines import json_objects
 from simulator.workload.traces.records import Records
 
 ANSWER = "message.id"  # of Claude Code's lines

@@ -7,7 +7,7 @@ from simulator.workload.traces.documents import Item, lines
 from simulator.workload.traces.fields import NAMES, PATTERNS, parse_date
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import NO_REQUESTS
-from simulator.workload.traces.json_lines import HashBlocks
+from simulator.workload.traces.hash_blocks import HashBlocks
 from simulator.workload.traces.records import Records
 
 YEAR = 366 * 86_400_000_000  # us, of 2000: the log's clock has no year
