@@ -21,9 +21,8 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
 from simulator.util.errors import Key
 from simulator.util.from_mapping import as_plain, keys_of
-from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS, Distribution, Fixed
-from simulator.workload.generate import Generator
+from simulator.workload.generate import Adapters, Generator
 from simulator.workload.multimodal import Multimodal
 from simulator.workload.sessions import PrefixGroups, Sessions
 

@@ -338,7 +338,7 @@ class Scenario(Config):
             workload.model = ["" if name in own else name for name in workload.model]
             drawn = self.workload.generator.adapters or self.workload.generator.models
             if self.workload.trace is not None and drawn is None:
-                from simulator.workload.adapters import warn_of_adapters
+                from simulator.workload.unused import warn_of_adapters
 
                 warn_of_adapters(workload.source, workload.model, self.known_model)
         else:
@@ -393,15 +393,16 @@ class Scenario(Config):
         trace = self.workload.trace
         if trace is None or self.workload.generator.multimodal is not None:
             return None
-        from simulator.workload.traces import stream
+        from simulator.workload.select import select_pieces
+        from simulator.workload.traces.read import comes_in_pieces, read_pieces
 
         part = dict(trace)
         place, form = resolve(part.pop("path"), self.folder), part.pop("format")
         reading = {key: part.pop(key) for key in READ_OPTIONS} | {"columns": self.workload.columns}
         what = place, form, {k: v for k, v in reading.items() if v is not None}, TRACE_OPTION
-        if not stream.comes_in_pieces(*what):
+        if not comes_in_pieces(*what):
             return None
-        return lambda: stream.select_pieces(lambda: stream.read_pieces(*what), **part)
+        return lambda: select_pieces(lambda: read_pieces(*what), **part)
 
     def finish_parts(self, parts: Iterator[Workload]) -> Iterator[Workload]:
         """Yield the parts of a trace with what `make_workload` adds to the whole."""
@@ -439,8 +440,7 @@ class Scenario(Config):
         given = self._given(key, workload.model is not None, wrong)
         if given is None:
             return
-        from simulator.workload.adapters import draw_names
-        from simulator.workload.generate import random_streams
+        from simulator.workload.generate import draw_names, random_streams
 
         weights, rng = getattr(given, "weights", given), random_streams(self.seed)["models"]
         workload.model = draw_names(workload.sessions(), weights, rng)

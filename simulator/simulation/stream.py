@@ -39,7 +39,8 @@ from simulator.simulation.setup import Progress
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.generate import generate_parts
-from simulator.workload.traces.stream import SessionsError, rechunk
+from simulator.workload.select import rechunk
+from simulator.workload.traces.read import SessionsError
 from simulator.workload.unused import warn_of_limits
 from simulator.workload.workload import Workload
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from simulator.util.config import Count
+from simulator.util.config import Count, NonNegativeFinite, Share
 from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors
 from simulator.util.from_mapping import (
     Check,
@@ -24,7 +24,6 @@ from simulator.util.from_mapping import (
     read,
     short_repr,
 )
-from simulator.workload.adapters import Adapters, draw_names, draw_weighted
 from simulator.workload.arrivals import ArrivalProcess, Things
 from simulator.workload.distributions import (
     MAX_TOKENS,
@@ -37,6 +36,7 @@ from simulator.workload.distributions import (
     check_weights,
     read_lengths,
     token_counts,
+    weighted_choice,
 )
 from simulator.workload.multimodal import MultimodalDraws, Multimodals
 from simulator.workload.sessions import (
@@ -83,6 +83,25 @@ class TraceLengths:
 
     path: str
     format: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Adapters:
+    """Requests that ask for adapters (LoRA): the k-th most popular in proportion to k ** -zipf.
+
+    A share `base` of them asks for the model itself. Turns of a session ask for the same.
+    """
+
+    num_adapters: Annotated[int, Field(ge=1, le=1_000_000), "adapters, the most popular first"]
+    zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf"] = 1.0
+    base: Annotated[Share, "share of requests, or sessions, for the model itself"] = 0.0
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each by name; "": the model itself."""
+        popularity = np.arange(1.0, self.num_adapters + 1) ** -self.zipf
+        shares = (1 - self.base) * popularity / popularity.sum()
+        return {"": self.base} | {f"adapter-{k}": w for k, w in enumerate(shares.tolist(), 1)}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -302,11 +321,21 @@ def draw_clients(
     rng: "np.random.Generator",
 ) -> None:
     """Assign each session a client by weight, and the client's priority."""
-    names = _weights(clients)
-    drawn = draw_weighted(session, names.values(), rng)
-    work.client = np.array([*names], object)[drawn].tolist()
+    weights = _weights(clients)
+    work.client = draw_names(session, weights, rng)
     if priorities is not None:
-        work.priority = np.array(priorities, np.int64)[drawn]
+        urgent = dict(zip(weights, priorities, strict=True))
+        work.priority = np.array([urgent[name] for name in work.client], np.int64)
+
+
+def draw_names(
+    session: Ints, weights: Mapping[str, float], rng: "np.random.Generator"
+) -> list[str]:
+    """Draw a name for each session, numbered from 0 on, in proportion to the weights."""
+    u = rng.random(int(session.max(initial=-1)) + 1)
+    drawn = weighted_choice(np.array([*weights.values()], np.float64), u)
+    names = [*map(str, weights)]  # YAML reads a 1 as a number
+    return [names[k] for k in drawn[session].tolist()]
 
 
 def draw_max_tokens(

@@ -1,13 +1,16 @@
 """Parts of a workload, taken in this order: window, skip, repeat, limit, rate, lengths.
 
+Also of one whose requests come some at a time, without sessions.
+
 Turns of a session go with their predecessor: one whose predecessor is left out is left out too,
 since its prompt would hold an answer that nobody gave.
 """
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil, inf
+from itertools import chain, pairwise
+from math import ceil, inf, nan
 from typing import Annotated, Any, TypeGuard
 
 import numpy as np
@@ -16,7 +19,7 @@ from simulator.core.request import Segments
 from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
 from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
 from simulator.util.from_mapping import Field
-from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats, Ints, Workload
+from simulator.workload.workload import COLUMNS, MAX_KEPT_REQUESTS, Floats, Ints, Workload
 
 
 def session_starts(workload: Workload) -> Floats:
@@ -28,6 +31,9 @@ def session_starts(workload: Workload) -> Floats:
     return times
 
 
+UNTOLD: dict[str, Any] = {"cancel_after": nan, "client": "", "segments": None}
+"""What a workload says of a request where others say more."""
+Read = Callable[[], Iterator[Workload]]
 SAME_PROMPTS = "repeat: prompts with contents come again, and a prefix cache finds them"
 
 
@@ -168,3 +174,74 @@ def _drop_long(workload: Workload, longest_in: int | None, longest_out: int | No
             text = f"{name}: {long.sum()} of {len(workload)} requests are longer than {longest} "
             warnings.warn(f"{text}tokens and are left out", HeadwayWarning, stacklevel=3)
     return workload if fine.all() else take(workload, np.flatnonzero(fine))
+
+
+def join(parts: Sequence[Workload]) -> Workload:
+    """Put workloads one after the other; what one of them does not say is filled in."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = replace(parts[0])
+    for name in COLUMNS:
+        columns = [getattr(part, name) for part in parts]
+        if all(column is None for column in columns):
+            continue
+        for k, part in enumerate(parts):
+            if columns[k] is None:
+                columns[k] = [UNTOLD.get(name, 0)] * len(part)
+        lists = name in ("client", "segments", "model")
+        setattr(whole, name, [*chain(*columns)] if lists else np.concatenate(columns))
+    return whole
+
+
+def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
+    """Take a part of what `read` gives, as `select` does, some requests at a time."""
+    chosen = Selection(**part)
+    low, high = chosen.window
+    longest_in, longest_out = chosen.max_input_len or inf, chosen.max_output_len or inf
+    left, base, period, long = chosen.limit or inf, None, 0.0, 0
+    again = 0
+    for turn in range(chosen.repeat):
+        first, last, count = None, 0.0, 0
+        for work in read():
+            if left <= 0 or work.arrival[0] >= high:
+                break
+            within = np.flatnonzero((work.arrival >= low) & (work.arrival < high))
+            rows = within[max(chosen.skip - count, 0) :]
+            count += len(within)
+            if not len(rows):
+                continue
+            times = work.arrival[rows]
+            again = turn if work.segments else again
+            first, last = float(times[0]) if first is None else first, float(times[-1])
+            rows = rows[: int(min(left, len(rows)))]
+            left -= len(rows)
+            found = work.rows(rows)
+            fine = (found.prompt_tokens <= longest_in) & (found.output_tokens <= longest_out)
+            long += int((~fine).sum())
+            found = found.rows(np.flatnonzero(fine))
+            if len(found):
+                moved = found.arrival + turn * period
+                base = moved[0] if base is None else base
+                yield replace(found, arrival=(moved - base) / chosen.rate_scale)
+        if first is not None:
+            period = (last - first) * (1 + 1 / max(count - chosen.skip - 1, 1))
+    if again:
+        warnings.warn(f"{SAME_PROMPTS}: {again} times", HeadwayWarning, stacklevel=2)
+    if long:
+        text = f"max_input_len, max_output_len: longer requests, which are left out: {long}"
+        warnings.warn(text, HeadwayWarning, stacklevel=2)
+
+
+def rechunk(parts: Iterator[Workload], size: int) -> Iterator[Workload]:
+    """Yield the same requests `size` at a time; the last are fewer."""
+    held: list[Workload] = []
+    for part in parts:
+        held.append(part)
+        if sum(map(len, held)) >= size:
+            whole = join(held)
+            ends = [*range(0, len(whole) + 1, size), len(whole)]
+            *full, rest = [whole.rows(np.arange(*two)) for two in pairwise(ends)]
+            yield from full
+            held = [rest]
+    if any(map(len, held)):
+        yield join(held)

@@ -68,3 +68,12 @@ def warn_of_models(source: str, models: Iterable[str] | Mapping[str, int]) -> No
         return
     text = f"{source}: requests ask for several models: {most_asked(asked)}; one serves all"
     warnings.warn(text, HeadwayWarning, stacklevel=4)
+
+
+def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
+    """Warn where no request of a trace asks for the engine's own model, by a name that is known."""
+    asked = Counter(models)
+    if not asked[""]:
+        text = f"{source}: no request asks for {own}: each name is taken as an adapter"
+        text += f": {most_asked(asked)}; if one is the served model's, write base for it"
+        warnings.warn(text, HeadwayWarning, stacklevel=4)

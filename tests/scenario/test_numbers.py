@@ -14,10 +14,9 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.policy_table import POLICIES, signature
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import NUMERIC, FieldInfo, keys_of
-from simulator.workload.adapters import Adapters
 from simulator.workload.arrivals import Diurnal
 from simulator.workload.distributions import KINDS
-from simulator.workload.generate import Generator
+from simulator.workload.generate import Adapters, Generator
 from simulator.workload.multimodal import Multimodal
 from simulator.workload.sessions import PrefixGroups, Sessions
 

@@ -384,26 +384,3 @@ def test_priorities_are_those_of_the_clients():
         assert generator_errors(**(spec | wrong))[0].startswith("priorities")
     message = "priorities: needs clients: how urgent the requests of each are"
     assert generator_errors(priorities=[0]) == [message]
-
-
-def test_adapters_are_asked_for_by_a_zipf_law() -> None:
-    """The k-th in proportion to 1 / k; a fifth asks for the model. Nothing else moves."""
-    asked = {"num_adapters": 4, "zipf": 1.0, "base": 0.2}
-    plain = generate({"num_prompts": 20_000, "request_rate": 5})
-    work = generate({"num_prompts": 20_000, "request_rate": 5, "adapters": asked})
-    assert work.model is not None
-    share = np.array(
-        [work.model.count(name) for name in ("", *(f"adapter-{k}" for k in range(1, 5)))]
-    )
-    expected = np.array([0.2, *(0.8 / k / (25 / 12) for k in range(1, 5))])
-    assert share / 20_000 == pytest.approx(expected, abs=0.01)
-    assert (work.arrival == plain.arrival).all()
-    assert (work.prompt_tokens == plain.prompt_tokens).all()
-
-
-def test_turns_of_a_session_ask_for_one_adapter() -> None:
-    asked = {"num_adapters": 50, "zipf": 0.0}
-    work = generate({"num_prompts": 90, "sessions": {"turns": 3}, "adapters": asked})
-    assert work.model is not None
-    assert work.model[::3] == work.model[1::3] == work.model[2::3]
-    assert len(set(work.model)) > 10

@@ -12,7 +12,7 @@ import pytest
 from headway.cli.main import main
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
-from simulator.workload.traces.stream import comes_in_pieces, read_pieces
+from simulator.workload.traces.read import comes_in_pieces, read_pieces
 
 TEXT = "arrival,prompt_tokens,output_tokens,client\n0,5,3,Möller\n1,6,4,Müller\n"
 QWEN = '{{"chat_id": {0}, "parent_chat_id": -1, "timestamp": {0}, "input_length": 17, '
@@ -88,7 +88,7 @@ def test_an_encoding_may_be_told(put, capsys, monkeypatch):
     path = put("", "t.csv")
     path.write_bytes(TEXT.encode("cp1252"))
     assert read_trace(path, encoding="cp1252").client == ["Möller", "Müller"]
-    monkeypatch.setattr("simulator.workload.traces.stream.BLOCK", 8)
+    monkeypatch.setattr("simulator.workload.traces.read.BLOCK", 8)
     given = {"encoding": "cp1252"}
     assert comes_in_pieces(path, None, given, "")
     pieces = [name for part in read_pieces(path, None, given, "") for name in part.client]

@@ -15,7 +15,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream as simulation_stream
 from simulator.simulation.stream import chunks, run_streamed
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces import documents, read_trace, stream
+from simulator.workload.traces import documents, read, read_trace
 from simulator.workload.workload import COLUMNS, Workload
 from tests.simulation.test_partitions import assert_alike
 from tests.simulation.test_stream import assert_as_kept
@@ -68,7 +68,7 @@ SELECTIONS = (
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files of some kilobytes come in many pieces."""
-    monkeypatch.setattr(stream, "BLOCK", 1000)
+    monkeypatch.setattr(read, "BLOCK", 1000)
     monkeypatch.setattr(documents.line_blocks, "__defaults__", (1000,))
     monkeypatch.setattr(documents, "PIECE_ROWS", 60)
 
@@ -113,7 +113,7 @@ def test_a_run_of_pieces_is_that_of_the_whole(
     mooncake(tmp_path / "m.jsonl")
     what = scenario(tmp_path / "m.jsonl", "", "workload.max_tokens=20")
     told = run_streamed(what)
-    monkeypatch.setattr(stream, "BLOCK", 1 << 30)
+    monkeypatch.setattr(read, "BLOCK", 1 << 30)
     assert what.trace_pieces() is None
     assert_alike(told, run_streamed(what))
 
@@ -195,7 +195,7 @@ def test_what_is_told_of_pieces_is_that_of_the_whole(tmp_path: Path) -> None:
         return [str(one.message).removeprefix(f"{path}: ") for one in caught]
 
     given = path, "requests", {}, ""
-    found = warnings_of(lambda: [*stream.read_pieces(*given)])
+    found = warnings_of(lambda: [*read.read_pieces(*given)])
     assert found == warnings_of(lambda: read_trace(path))
     assert [text.partition(": ")[0] for text in found] == [
         "1 request left out",

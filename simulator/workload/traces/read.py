@@ -1,9 +1,14 @@
-"""Read a trace of any known format; time starts at the first arrival."""
+"""Read a trace of any known format, whole or a piece at a time; time starts at the first arrival.
+
+Each piece is some megabytes of lines, or a batch of Parquet's rows, that the format's own reader
+takes for the file. Requests may be out of order within two pieces that follow one another.
+"""
 
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,22 @@ from typing import Any
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.select import session_starts, take
+from simulator.workload.select import join, session_starts, take
+from simulator.workload.traces.csv_columns import header, json_keys
+from simulator.workload.traces.documents import (
+    BLOCK,
+    alone,
+    first_line,
+    is_json_lines,
+    parquet_names,
+    pieces,
+)
 from simulator.workload.traces.fields import NAMES, UNITS
-from simulator.workload.traces.format import Table
+from simulator.workload.traces.format import Numbers, Table
 from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
+from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Floats, Requests, Workload
 
 OPTIONS = (
@@ -153,9 +168,105 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         text = f"{path}: {rate:,.0f} requests/s, if its times count {unit}: is that their unit?"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
     workload = workload_of(table, arrival, f"{path.name} ({form})")
-    early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())
+    early = _early(arrival[timed])
+    _warn_of_order(path, early)
+    order = np.argsort(session_starts(workload), kind="stable")
+    return take(workload, order) if early else workload
+
+
+def _early(times: Numbers) -> int:
+    """Count the times that are before one that stands before them."""
+    return int((times < np.maximum.accumulate(times)).sum())
+
+
+def _warn_of_order(path: Path, early: int) -> None:
     if early:
         text = f"{path}: requests earlier than one before them: {early}; sorted by arrival"
-        warnings.warn(text, HeadwayWarning, stacklevel=3)
-        workload = take(workload, np.argsort(session_starts(workload), kind="stable"))
-    return workload
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
+
+
+LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
+"""Formats with a request a line, whatever the lines around it say."""
+
+
+class SessionsError(HeadwayError):
+    """A trace has sessions: a turn's line says little without those before it."""
+
+
+def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], option: str) -> bool:
+    """Say whether a trace can be read a piece at a time, and is large enough for it to matter.
+
+    A file of `requests` can where it is no single JSON text.
+    """
+    if not path.is_file() or path.stat().st_size <= BLOCK:
+        return False
+    given = take_encoding(path, given)
+    name = form or format_of(path, given, option)
+    return name in LINES or (name == "requests" and (bool(parquet_names(path)) or _has_lines(path)))
+
+
+def _has_lines(path: Path) -> bool:
+    line = first_line(path)[1]
+    return is_json_lines(path) if line[0] in "{[" else not json_keys(path, header(line))
+
+
+def read_pieces(
+    path: Path, form: str | None, given: Mapping[str, Any], option: str
+) -> Iterator[Workload]:
+    """Yield the requests of a trace in order of arrival, from 0 s on, some at a time.
+
+    HeadwayError names the line of a request that comes too late to be sorted, and what needs the
+    whole file: sessions (`SessionsError`), and units of time that differ from piece to piece.
+    """
+    given = take_encoding(path, given)
+    name = form or format_of(path, given, option)
+    held: tuple[Numbers, Workload] | None = None
+    units, last, early, failed, origin = 0.0, -inf, 0, 0, None
+    ledger, images, models = Ledger(), 0, Counter[str]()
+    for piece in pieces(path, header=name not in LINES[3:]):
+        with alone(path, piece):
+            table, _ = read_table(path, name, given, option)
+        failed += table.failed
+        ledger.add(table.ledger)
+        images += 0 if table.images is None else int(table.images.sum())
+        models.update(table.model or ())
+        if not len(table.time):
+            continue
+        units = units or table.per_second
+        _check_piece(path, table, units)
+        time = table.time
+        work = workload_of(table, np.zeros(len(time)), f"{path.name} ({name})")
+        if time.min() < last:
+            late = f"{path}:{table.line[time < last][0]}: arrival: comes before requests that are"
+            raise HeadwayError(f"{late} megabytes before it; sort the trace")
+        if held is not None:
+            time, work = np.concatenate((held[0], time)), join([held[1], work])
+        early += _early(time)
+        order = np.argsort(time, kind="stable")
+        time, work = time[order], work.rows(order)
+        upto = 0 if held is None else int(np.searchsorted(time, held[0][-1], "right"))
+        held = time[upto:], work.rows(np.arange(upto, len(time)))
+        if upto:
+            origin, last = time[0] if origin is None else origin, time[upto - 1]
+            yield _timed(work.rows(np.arange(upto)), time[:upto], origin, units)
+    if held is None:
+        raise HeadwayError(f"{path}: no requests in it")
+    if len(held[0]):
+        origin = held[0][0] if origin is None else origin
+        yield _timed(held[1], held[0], origin, units)
+    _warn_of_order(path, early)
+    warn_of_trace(path, failed, ledger)
+    warn_of_images(path.name, images)
+    warn_of_models(path.name, models)
+
+
+def _check_piece(path: Path, table: Table, units: float) -> None:
+    """Refuse a piece that cannot be read without the others."""
+    if table.per_second != units:
+        raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
+    if table.has_sessions:
+        raise SessionsError(f"{path}: the turns of sessions may be anywhere in it")
+
+
+def _timed(work: Workload, time: Numbers, origin: Any, units: float) -> Workload:
+    return replace(work, arrival=(time - origin) / units)
