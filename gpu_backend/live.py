@@ -102,7 +102,7 @@ class ShadowExecutor:
             )
         )
         self._last_end = thread_time()
-        return Timing(seconds, model.swap, model.adapters, model.encoder, model.host)
+        return Timing(seconds, model.swap, model.features, model.host)
 
     def _elapsed(self, predicted: float, taken: float) -> float:
         """Get the seconds by which the clock advances; real time has that between steps in it."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import simpy
 
-from simulator.core.request import EncoderWork, Request, Step
+from simulator.core.request import Request, Step
 from simulator.features.images.images import Images
+from simulator.features.images.work import EncoderWork, work_of
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
@@ -104,7 +105,7 @@ class Recorder:
             running=len(scheduler.running),
             tokenless=self._tokenless(step),
             start=now,
-            encoder=self._encoder_fields(step.encoder),
+            encoder=self._encoder_fields(work_of(step)),
         )
         self.pending.append(row)
         self.queue_changed()

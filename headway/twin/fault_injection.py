@@ -38,7 +38,7 @@ class FaultyExecutor:
         """Say what a step takes."""
         told = self.inner.execute(step)
         seconds, self.stall = told.seconds * self.factor + self.stall, 0.0
-        return Timing(seconds, told.swap, told.adapters, told.encoder, told.host)
+        return Timing(seconds, told.swap, told.features, told.host)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

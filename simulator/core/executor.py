@@ -1,7 +1,7 @@
 """The seam: whoever carries out a step and says how long it took. A cost model is one, a GPU
 is another, and the loop never asks which."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -18,8 +18,7 @@ class Timing:
 
     seconds: float
     swap: float = 0.0  # copies of preempted requests' KV blocks
-    adapters: float = 0.0  # loading of adapters
-    encoder: float = 0.0  # encoding of images and clips
+    features: Mapping[str, float] | None = None  # what each feature does before it, by its key
     host: float = 0.0  # the engine's work on the host, where kernels hide the rest of it
 
 
@@ -30,8 +29,7 @@ class Leap:
     seconds: list[float]
     host: Sequence[float] = ()  # by which the host's work makes each longer; (): none
     swap: ClassVar[float] = 0.0
-    adapters: ClassVar[float] = 0.0
-    encoder: ClassVar[float] = 0.0
+    features: ClassVar[None] = None
 
 
 class StageTimes(NamedTuple):

@@ -7,7 +7,8 @@ successive ticks from `first_tick` on. So the times of all tokens are slices of 
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, cast
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.packed import PAGE, PackedRows, first_of, pack, pack_column, unpack_column
-from simulator.core.request import AdapterWork, Copies, EncoderWork, Request
+from simulator.core.request import Copies, Request, Work
 
 STEP = np.dtype(
     [
@@ -163,14 +164,8 @@ class Log:
     host_waits: float = 0.0
     """Seconds in which kernels waited for the host though the two overlap."""
     offloaded: int = 0  # blocks that went to the host tier
-    adapters_read: int = 0  # into host memory
-    adapters_copied: int = 0  # to the GPU
-    adapter_loading: float = 0.0  # s, of both
-    adapter_waits: float = 0.0  # requests x s, passed over for `max_loras`
-    encoded_items: int = 0  # images and clips
-    encoded_tokens: int = 0
-    encoding: float = 0.0  # s
-    encoder_waits: float = 0.0  # requests x s, that got fewer tokens for the encoder's sake
+    amounts: dict[str, float] = field(default_factory=lambda: defaultdict(int))
+    """What features add to figures of the summary, by their keys there."""
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
     leap_blocks: "array[int]" = field(default_factory=lambda: array("i"))
@@ -316,20 +311,16 @@ class Log:
         if not kept.all():
             self.run_rows[:] = rows[kept].tobytes()
 
-    def record_adapters(self, work: AdapterWork, seconds: float, loading: float) -> None:
-        """Write down what adapters had to do with a step and its repeats, of so many s."""
-        self.adapters_read += work.read
-        self.adapters_copied += work.copied
-        self.adapter_loading += loading
-        self.adapter_waits += work.refused * seconds
+    def record_work(
+        self, work: Mapping[str, Work], seconds: float, own: Mapping[str, float] | None
+    ) -> None:
+        """Write down what features had to do with a step and its repeats, of so many s.
 
-    def record_encoder(self, work: EncoderWork, seconds: float, encoding: float) -> None:
-        """Write down what a step of so many s encoded, which took `encoding` of them."""
-        sizes = work.sizes()
-        self.encoded_items += len(sizes)
-        self.encoded_tokens += sum(sizes)
-        self.encoding += encoding
-        self.encoder_waits += work.cut * seconds
+        By their keys `own` has the seconds that they took themselves.
+        """
+        for name, one in work.items():
+            for key, amount in one.amounts(seconds, (own or {}).get(name, 0.0)).items():
+                self.amounts[key] += amount
 
     def record_copies(self, start: float, copies: Copies, swap: float) -> None:
         """Write down what a step that began at `start` copied; swaps made it `swap` s longer."""

@@ -1,8 +1,8 @@
 """The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
@@ -202,32 +202,11 @@ class Copies:
         return sum(swap.count for swap in self.incoming)
 
 
-@dataclass(slots=True)
-class AdapterWork:
-    """What adapters (LoRA) have to do with a step."""
+class Work(Protocol):
+    """What a feature of an engine has to do with a step."""
 
-    active: int = 0  # adapters of those who compute
-    tokens: int = 0  # computed under an adapter
-    read: int = 0  # adapters read into host memory before it
-    copied: int = 0  # adapters copied to the GPU before it
-    refused: int = 0  # waiting requests passed over for `max_loras`
-
-
-@dataclass(slots=True)
-class EncoderWork:
-    """What the encoder of images and clips has to do with a step."""
-
-    encoded: dict[Request, list[int]]  # items, by their numbers, that are encoded before it
-    evicted: list[Media]  # outputs that have left the encoder's cache
-    users: list[Request]  # who compute in it, and may refer to outputs
-    cut: int  # requests that computed less, or waited, for the encoder's sake
-    loaded: dict[Request, list[int]] = field(default_factory=dict)
-    """Items whose outputs come from elsewhere."""
-
-    def sizes(self) -> list[int]:
-        """Return the tokens of each item that is encoded."""
-        found = [one.items[number] for one, numbers in self.encoded.items() for number in numbers]
-        return [item.end - item.start for item in found]
+    def amounts(self, seconds: float, own: float) -> Mapping[str, float]:
+        """Return what it adds to figures of the summary, of a step of so many s, `own` its own."""
 
 
 class Step:
@@ -239,7 +218,7 @@ class Step:
 
     __slots__ = (
         *("prefills", "decodes", "context", "padding", "ghosts", "singles", "copies"),
-        *("drafts", "drafting", "longest", "adapters", "encoder"),
+        *("drafts", "drafting", "longest", "work"),
     )
 
     def __init__(
@@ -261,8 +240,7 @@ class Step:
         self.drafts = drafts  # draft tokens that the decodes verify, beside a token each
         self.drafting = -1  # draft tokens for each sequence made after it; -1: the usual number
         self.longest = 0  # KV entries that one decode reads at most, where the executor asks
-        self.adapters: AdapterWork | None = None  # None: the engine serves no adapters
-        self.encoder: EncoderWork | None = None  # None: nobody has to do with an encoder
+        self.work: dict[str, Work] | None = None  # of features, by their keys; None: of none
 
     def add_copies(self) -> Copies:
         """Return what it copies, to be added to."""
@@ -270,11 +248,15 @@ class Step:
             self.copies = Copies()
         return self.copies
 
+    def add_work(self, key: str, work: Work) -> None:
+        """Note what the feature of a key has to do with it."""
+        self.work = {**(self.work or {}), key: work}
+
     def without_copies(self) -> "Step":
         """Return the same step, but that it copies nothing."""
         other = Step(self.prefills, self.decodes, self.context, drafts=self.drafts)
         other.padding, other.ghosts, other.singles = self.padding, self.ghosts, self.singles
-        other.longest, other.adapters, other.encoder = self.longest, self.adapters, self.encoder
+        other.longest, other.work = self.longest, self.work
         return other
 
     @property

@@ -209,7 +209,7 @@ class DraftedCost(CostDecorator):
         timing = self.inner.execute(step)
         verified = timing.seconds - self.inner.swap_seconds(step)
         seconds = timing.seconds + self._drafting(step, verified)
-        return Timing(seconds, timing.swap, timing.adapters, timing.encoder, timing.host)
+        return Timing(seconds, timing.swap, timing.features, timing.host)
 
     def _drafting(self, step: Step, verified: float) -> float:
         """Return the seconds of all draft steps after a step that took `verified` seconds."""

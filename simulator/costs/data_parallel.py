@@ -107,7 +107,7 @@ class DataParallelCost(CostDecorator):
 
     def execute(self, step: Step) -> Timing:
         (seconds,), (own,) = self._joint_step(step, 1)
-        return Timing(seconds, own.swap, own.adapters, own.encoder)
+        return Timing(seconds, own.swap, own.features)
 
     def leap(self, step: Step, repeats: int) -> Leap:
         return Leap(self._joint_step(step, repeats)[0])

@@ -77,7 +77,7 @@ class ScaledCost(CostDecorator):
         factor = self.prompts if step.prefills else self.decode
         bare = self.inner.execute(step.without_copies() if step.copies else step)
         seconds, swap = self.inner.with_copies(factor * bare.seconds, step)
-        return Timing(seconds, swap, bare.adapters, bare.encoder, factor * bare.host)
+        return Timing(seconds, swap, bare.features, factor * bare.host)
 
     def stage_seconds(self, step: Step) -> StageTimes:
         """Say what a step takes, in s, of an executor with pipeline stages."""

@@ -259,7 +259,7 @@ def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str
         areas[CAUSES.index(KV_BLOCKS)] += more.sum()
         blocked += float(later[waiting > 0].sum())
     areas_of = dict(zip(CAUSES, areas.tolist(), strict=True))
-    areas_of[ADAPTERS] = min(log.adapter_waits, areas_of[KV_BLOCKS])
+    areas_of[ADAPTERS] = min(log.amounts.get("adapter_waiting_time", 0.0), areas_of[KV_BLOCKS])
     areas_of[KV_BLOCKS] -= areas_of[ADAPTERS]
     return areas_of, blocked
 

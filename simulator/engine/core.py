@@ -198,10 +198,8 @@ class EngineCore:
             )
         if step.copies is not None:
             log.record_copies(start, step.copies, timing.swap)
-        if step.adapters is not None:
-            log.record_adapters(step.adapters, ends[-1] - start, timing.adapters)
-        if step.encoder is not None:
-            log.record_encoder(step.encoder, ends[-1] - start, timing.encoder)
+        if step.work is not None:
+            log.record_work(step.work, ends[-1] - start, timing.features)
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
             if steps == 1:
                 log.tick_ends.append(ends[0])

@@ -5,8 +5,9 @@ run may come in parts. `mfu` and its like come first: what the run asked of the 
 memory bandwidth.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
 
@@ -83,14 +84,7 @@ class StepSums:
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     offloaded_blocks: int = 0
-    adapters_read: int = 0
-    adapters_copied: int = 0
-    adapter_loading: float = 0.0  # s
-    adapter_waits: float = 0.0  # requests x s
-    encoded_items: int = 0
-    encoded_tokens: int = 0
-    encoding: float = 0.0  # s
-    encoder_waits: float = 0.0  # requests x s
+    amounts: dict[str, float] = field(default_factory=lambda: defaultdict(int))  # of features
     loaded_blocks: int = 0
     loaded_tokens: int = 0  # hits of the host tier, at first admissions
     first_tokens: int = 0  # of these, hits of the first tier behind it
@@ -146,14 +140,8 @@ class StepSums:
     def _add_copies(self, log: Log) -> None:
         """Add what went between GPU and host."""
         self.offloaded_blocks += log.offloaded
-        self.adapters_read += log.adapters_read
-        self.adapters_copied += log.adapters_copied
-        self.adapter_loading += log.adapter_loading
-        self.adapter_waits += log.adapter_waits
-        self.encoded_items += log.encoded_items
-        self.encoded_tokens += log.encoded_tokens
-        self.encoding += log.encoding
-        self.encoder_waits += log.encoder_waits
+        for key, amount in log.amounts.items():
+            self.amounts[key] += amount
         if log.swap_rows:
             self.swapped_out_blocks += int(log.swaps["blocks_out"].sum())
             self.swapped_in_blocks += int(log.swaps["blocks_in"].sum())
@@ -330,36 +318,6 @@ class EngineMetrics:
             "offloaded_blocks": steps.offloaded_blocks,
             "loaded_blocks": steps.loaded_blocks,
             "offloading_bytes": offloading * block_bytes,
-        }
-
-    def adapters(self) -> Values:
-        """Return what was loaded of adapters, in how many s; and what waited for `max_loras`.
-
-        Requests x s: of those who were passed over.
-        """
-        steps = self.steps
-        if not steps.adapters_copied:
-            return {}
-        return {
-            "adapters_read": steps.adapters_read,
-            "adapters_copied": steps.adapters_copied,
-            "adapter_loading_time": steps.adapter_loading,
-            "adapter_waiting_time": steps.adapter_waits,
-        }
-
-    def encoder(self) -> Values:
-        """Return what was encoded, in how many s, and how long requests waited for the encoder.
-
-        Requests x s: of those who got fewer tokens than there were for its sake.
-        """
-        steps = self.steps
-        if not steps.encoded_items:
-            return {}
-        return {
-            "encoded_items": steps.encoded_items,
-            "encoded_tokens": steps.encoded_tokens,
-            "encoding_time": steps.encoding,
-            "encoder_waiting_time": steps.encoder_waits,
         }
 
     def utilizations(self, duration: float) -> Values:

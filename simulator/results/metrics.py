@@ -283,7 +283,7 @@ class RunMetrics:
         own |= self.engines.copies(self._swap_time)
         if self.total is not None:  # a streamed run names it after the other copies
             own["swap_time"] = own.pop("swap_time")
-        own |= self.engines.adapters() | self.engines.encoder()
+        own |= self.engines.steps.amounts
         own |= self.engines.utilizations(high - low)
         if self.cluster is None:
             energy = self.engines.energy((high - low) * self.engines.replicas)

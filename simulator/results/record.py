@@ -170,10 +170,6 @@ class PartialRecord:
     """Further parts of the requests' e2el, s, by id; NaN: not known."""
 
 
-ENCODED = ("encoded_items", "encoded_tokens", "encoding", "encoder_waits")
-"""Sums of a log over its steps, of what was encoded."""
-
-
 def split_log(
     log: Log,
     ids: range,
@@ -214,9 +210,7 @@ def split_log(
         rows: bytearray = getattr(log, name)
         setattr(part, name, bytearray(rows))
         rows.clear()
-    for name in ENCODED:
-        setattr(part, name, getattr(log, name))
-        setattr(log, name, 0)
+    part.amounts, log.amounts = log.amounts, part.amounts
     if last:
         part.offloaded = log.offloaded
     return part

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
-from simulator.core.request import AdapterWork, Request, Step
+from simulator.core.request import Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.features.lora.lora import Lora
+from simulator.features.lora.work import AdapterWork, work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.engines import made
@@ -44,7 +45,7 @@ def test_an_adapter_too_many_is_passed_over_and_keeps_its_place() -> None:
         one.add(request)
     step = one.schedule(0.0)
     assert started(step) == [0, 2, 3]
-    assert step.adapters == AdapterWork(active=1, tokens=8, read=1, copied=1, refused=2)
+    assert work_of(step) == AdapterWork(active=1, tokens=8, read=1, copied=1, refused=2)
     assert [request.id for request in list(one.waiting)] == [1, 4]
     for _ in range(4):
         one.commit(step, [0.0])
@@ -79,8 +80,9 @@ def work(slots: Lora, *names: str) -> tuple[int, int]:
     for id, name in enumerate(names):
         step.add_single(ask(id, name), 0)
     slots.annotate(step)
-    assert step.adapters is not None
-    return step.adapters.read, step.adapters.copied
+    work = work_of(step)
+    assert work is not None
+    return work.read, work.copied
 
 
 def test_the_adapters_used_longest_ago_leave_gpu_and_host() -> None:

@@ -9,6 +9,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.core.request import Media, Request, Segments, Step
 from simulator.features.images.images import EncoderLimits, Images, encoder_of
+from simulator.features.images.work import work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.rules import Release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -51,7 +52,7 @@ def steps(one: Scheduler, count: int) -> list[tuple[dict[int, int], dict[int, li
     found = []
     for _ in range(count):
         step = one.schedule(0.0)
-        encoded = step.encoder.encoded if step.encoder else {}
+        encoded = work.encoded if (work := work_of(step)) else {}
         tokens = {chunk.request.id: chunk.tokens for chunk in step.prefills}
         found.append((tokens, {request.id: items for request, items in encoded.items()}))
         if step.decodes or step.prefills:
@@ -178,7 +179,7 @@ def test_text_pays_nothing_for_an_encoder() -> None:
     one.add(ask(0, 8, output=50))
     step = one.schedule(0.0)
     one.commit(step, [0.0])
-    assert step.encoder is None
+    assert work_of(step) is None
     assert one.horizon(one.schedule(0.0)) > 10
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.multimodal_config import MultimodalConfig
-from simulator.core.request import EncoderWork, Item, Media, Request, Step
+from simulator.core.request import Item, Media, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import LAUNCH, efficiency_of
 from simulator.features.images.cost import KERNELS, EncoderCost, encoder_cost
+from simulator.features.images.work import KEY, EncoderWork
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
@@ -27,7 +28,7 @@ def step(*sizes: int) -> Step:
     request = with_fields(Request(0, 0.0, 1, 1), items=items)
     encoded = {request: [*range(len(sizes))]} if sizes else {}
     work = EncoderWork(encoded, [], [request], 0)
-    return with_fields(Step([], 1, 1), encoder=work)
+    return with_fields(Step([], 1, 1), work={KEY: work})
 
 
 def roofline() -> EncoderCost:
@@ -61,7 +62,7 @@ def test_one_image_by_roofline() -> None:
     seconds = (products / share.compute + attention / share.attention) / GPU.bf16_flops
     cost, one = roofline(), step(1024)
     assert cost.execute(one).seconds == pytest.approx(0.1 + 32 * KERNELS * LAUNCH + seconds)
-    assert cost.execute(one).encoder == pytest.approx(cost.execute(one).seconds - 0.1)
+    assert cost.execute(one).features[KEY] == pytest.approx(cost.execute(one).seconds - 0.1)
     assert cost.unmeasured == "what encoding adds"
 
 

@@ -3,11 +3,12 @@
 import pytest
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import AdapterWork, Step
+from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import efficiency_of
 from simulator.features.lora.cost import lora_cost
 from simulator.features.lora.size import adapter_size
+from simulator.features.lora.work import KEY, AdapterWork
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.kv_room import memory_budget
@@ -45,20 +46,20 @@ def test_a_step_pays_for_kernels_weights_tokens_and_loading() -> None:
     cost = lora_cost(LinearCost(0.01), LLAMA, GPU, engine)
     step = Step([], 8, 800)
     assert cost.execute(step).seconds == 0.01
-    step.adapters = AdapterWork()
+    step.add_work(KEY, AdapterWork())
     assert cost.execute(step).seconds == 0.01
     reached = GPU.bandwidth * efficiency_of(GPU).weights
     kernels, each = 8 * 32 * 2e-6, 2 * WEIGHTS / reached
     # Inputs read, outputs read and written: q, k, v; o; gate, up; down.
     moved = 2 * 32 * ((4096 + 2 * 6144) + 3 * 4096 + (4096 + 4 * 14336) + (14336 + 2 * 4096))
     token = moved / (0.9 * GPU.bandwidth)
-    step.adapters = AdapterWork(active=3, tokens=6)
+    step.add_work(KEY, AdapterWork(active=3, tokens=6))
     assert cost.execute(step).seconds == pytest.approx(0.01 + kernels + 3 * each + 6 * token)
-    step.adapters = AdapterWork(active=3, tokens=6, read=1, copied=2)
+    step.add_work(KEY, AdapterWork(active=3, tokens=6, read=1, copied=2))
     loading = 2 * WEIGHTS / 2.1e9 + 2 * 2 * WEIGHTS / (0.85 * 64e9)
     assert cost.execute(step).seconds == pytest.approx(
         0.01 + kernels + 3 * each + 6 * token + loading
     )
-    assert cost.execute(step).adapters == pytest.approx(loading)
-    step.adapters = AdapterWork(active=3, tokens=6)
+    assert cost.execute(step).features[KEY] == pytest.approx(loading)
+    step.add_work(KEY, AdapterWork(active=3, tokens=6))
     assert cost.leap(step, 2).seconds == [cost.execute(step).seconds] * 2

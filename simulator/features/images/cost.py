@@ -15,6 +15,7 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.linear import Fitted
 from simulator.costs.roofline import LAUNCH, efficiency_of
+from simulator.features.images.work import KEY, work_of
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
@@ -65,7 +66,7 @@ class EncoderCost(CostDecorator):
         return last + (tokens - most) * max(last - less, 0.0) / (most - before)
 
     def _encoding(self, step: Step) -> float:
-        work = step.encoder
+        work = work_of(step)
         if work is None or not work.encoded:
             return 0.0
         together = sum(map(self.image_seconds, work.sizes()))
@@ -75,7 +76,7 @@ class EncoderCost(CostDecorator):
         """Say what a step takes, with what is encoded before it."""
         timing, encoding = self.inner.execute(step), self._encoding(step)
         seconds = timing.seconds + encoding
-        return Timing(seconds, timing.swap, timing.adapters, encoding, timing.host)
+        return Timing(seconds, timing.swap, {**(timing.features or {}), KEY: encoding}, timing.host)
 
     def leap(self, step: Step, repeats: int) -> Leap:
         """Say what successive steps of decodes take, which encode nothing."""

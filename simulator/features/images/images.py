@@ -17,8 +17,9 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import EncoderWork, Media, Request, Step, by_admission, items_of
+from simulator.core.request import Media, Request, Step, by_admission, items_of
 from simulator.costs.cost_model import CostModel
+from simulator.features.images.work import KEY, EncoderWork, work_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.feature import WITH_VLLM, Feature
@@ -43,7 +44,7 @@ class Images(Feature):
     none is; so none may be longer. 0: it is, as in vLLM before 0.33.
     """
 
-    key = "multimodal_config"
+    key = KEY
     lacking = "has no encoder", "has"
     live = "encodes no images"
 
@@ -240,14 +241,15 @@ class Images(Feature):
         users.sort(key=by_admission)
         if users or self._evicted or self._cut:
             evicted = [media for media in self._evicted if media not in self._users]
-            step.encoder = EncoderWork(self._encoded, evicted, users, self._cut, self._loaded)
+            work = EncoderWork(self._encoded, evicted, users, self._cut, self._loaded)
+            step.add_work(KEY, work)
         self._encoded, self._loaded, self._evicted = {}, {}, []
         self._cut, self.left = 0, self.budget
 
     def count(self, step: Step, tokens: int) -> int:
-        if step.encoder is None or not self.alone:
+        if not self.alone or (work := work_of(step)) is None:
             return tokens
-        return sum(step.encoder.sizes())  # what is stored already goes through no model
+        return sum(work.sizes())  # what is stored already goes through no model
 
     def on_commit(self, step: Step, ending: Collection[Request]) -> None:
         """Let go of what is in the KV cache, as a step's outcome is known (_free_encoder_inputs).
@@ -255,7 +257,8 @@ class Images(Feature):
         `ending` are those whose last token it brings. Where steps overlap, the last token of a
         prompt counts when the token after it has come out.
         """
-        for request in step.encoder.users if step.encoder else ():
+        work = work_of(step)
+        for request in work.users if work else ():
             if request in ending:
                 self.on_leave(request)
                 continue

@@ -18,6 +18,7 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.roofline import LAUNCH, STREAM_SHARE, efficiency_of
 from simulator.features.lora.size import adapter_size
+from simulator.features.lora.work import KEY, work_of
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.spec import ModelSpec
@@ -41,19 +42,19 @@ class LoraCost(CostDecorator):
         return self.unmeasured_and("what adapters add")
 
     def _seconds(self, step: Step) -> float:
-        work = step.adapters
+        work = work_of(step)
         if work is None or not work.active:
             return 0.0
         return self.kernels + work.active * self.per_adapter + work.tokens * self.per_token
 
     def execute(self, step: Step) -> Timing:
         """Say what a step takes, with what is loaded before it."""
-        timing, work = self.inner.execute(step), step.adapters
+        timing, work = self.inner.execute(step), work_of(step)
         if work is None:
             return timing
         loading = work.read * self.read + work.copied * self.copy
         seconds = timing.seconds + self._seconds(step) + loading
-        return Timing(seconds, timing.swap, loading, timing.encoder, timing.host)
+        return Timing(seconds, timing.swap, {**(timing.features or {}), KEY: loading}, timing.host)
 
     def leap(self, step: Step, repeats: int) -> Leap:
         """Say what successive steps of decodes take, before which nothing is loaded."""

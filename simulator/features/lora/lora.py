@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import AdapterWork, Request, Step
+from simulator.core.request import Request, Step
 from simulator.costs.cost_model import CostModel
+from simulator.features.lora.work import KEY, AdapterWork
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.feature import Conflict, Feature
@@ -24,7 +25,7 @@ from simulator.util.errors import ScenarioError
 class Lora(Feature):
     """Which adapters lie in host memory and on the GPU, by their names."""
 
-    key = "enable_lora"
+    key = KEY
     lacking = "knows no adapters", "does"
     live = "computes no adapters"
     passes_over = True
@@ -96,7 +97,8 @@ class Lora(Feature):
         refused, self._refused = self._refused, 0
         if not step.decodes and not step.prefills:
             return
-        step.adapters = work = AdapterWork(refused=refused)
+        work = AdapterWork(refused=refused)
+        step.add_work(KEY, work)
         used: dict[str, None] = {}
         chunks = (*(step.singles or ()), *step.prefills)
         computed = [(request, 1) for request in self._running if request.joined >= 0]
