@@ -31,6 +31,8 @@ ANY = ("/v1/completions", "/v1/chat/completions")
         ),
         ({"bad_words": "x"}, "'loc': 'body.bad_words', 'msg': 'Input should be a valid list'"),
         ({"use_beam_search": "x"}, "'loc': 'body.use_beam_search', 'msg': 'Input should be a val"),
+        ({"mm_payload": "x"}, "'loc': 'body.mm_payload', 'msg': \"Input should be 'tensors' or "),
+        ({"prompt_cache_key": 3}, "'loc': 'body.prompt_cache_key', 'msg': 'Input should be a val"),
         ({"session_id": 3}, "'loc': 'body.session_id', 'msg': 'Input should be a valid string'"),
         ({"stream_interval": 0}, "'loc': 'body.stream_interval', 'msg': 'Input should be greater "),
         (

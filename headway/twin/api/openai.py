@@ -170,10 +170,9 @@ def _ignored(asked: Body, counter: TokenCounter) -> list[str]:
     """Name the keys of a body that would change a vLLM's answer."""
     more = {"chat_template_kwargs": counter.template is None, "echo": isinstance(asked, ChatBody)}
     ignored = USUAL | {name: False for name, is_so in more.items() if is_so}
+    given = {**asked.__dict__, **(asked.model_extra or {})}  # getattr of what is not is slow
     none: tuple[object, ...] = (None, [], {}, "")
-    return [
-        name for name, usual in ignored.items() if getattr(asked, name, None) not in (usual, *none)
-    ]
+    return [name for name, usual in ignored.items() if given.get(name) not in (usual, *none)]
 
 
 def _logprobs(asked: Body) -> int | None:
