@@ -37,8 +37,9 @@ SGLang logs what is gone of the GPU, vLLM what its tensors have."""
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
-LEAST_CAPABILITY = {"fp8": 7.5, "mxfp4": 8.0, "awq": 7.5}
-"""Compute capability that vLLM's methods need at least (get_min_capability); bfloat16: 8.0."""
+LEAST_CAPABILITY = {"fp8": 7.5, "nvfp4": 7.5, "mxfp4": 8.0, "awq": 7.5, "compressed-tensors": 7.5}
+LEAST_CAPABILITY |= {"fbgemm_fp8": 8.0, "quark fp8": 8.9, "bfloat16": BFLOAT16}
+"""Compute capability that vLLM's methods need at least (get_min_capability; 0.33)."""
 
 
 OF_ENCODERS = ("vision_tower.encoder.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv")
@@ -62,9 +63,9 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     if sizes.fraction_of == "all" and sizes.dtype == "float16" and model.no_float16:
         why = f"vLLM refuses float16 for {model.name}: its numbers overflow there"
         raise ScenarioError("engine.dtype", why)
-    what = "awq" if model.checkpoint and model.checkpoint.method == "awq" else word
-    what = "bfloat16" if sizes.dtype == "bfloat16" else what
-    least = BFLOAT16 if what == "bfloat16" else LEAST_CAPABILITY.get(what, 0.0)
+    method = model.checkpoint.method if model.checkpoint else ""
+    asked = (word, method, f"{method} {word}", sizes.dtype)
+    least, what = max((LEAST_CAPABILITY.get(one, 0.0), one) for one in asked)
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
         why = f"vLLM runs {what} from compute capability {least} on; {gpu.name} has"
         raise ScenarioError("gpu", f"{why} {gpu.compute_capability}")
