@@ -286,7 +286,7 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise HeadwayError(f"device: must be cpu or cuda, not {name!r}") from None
+        raise HeadwayError(f"--device {name}: must be cpu or cuda") from None
     if device.type not in {"cpu", "cuda"}:
         raise HeadwayError(f"device: {name!r} is not supported; there are cpu and cuda")
     if device.type == "cuda":

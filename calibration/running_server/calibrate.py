@@ -100,9 +100,9 @@ def _check(url: str, minutes: float, max_rate: float, steps: Path | None, out: P
     if not url.startswith(("http://", "https://")):
         raise HeadwayError(f"--server: {url!r} does not begin with http:// or https://")
     if not 0 < minutes <= MOST_MINUTES:
-        raise HeadwayError(f"--minutes: {minutes:g} is not more than 0 and at most {MOST_MINUTES}")
+        raise HeadwayError(f"--minutes {minutes:g}: must be more than 0 and at most {MOST_MINUTES}")
     if not max_rate > 0:
-        raise HeadwayError(f"--max-rate: {max_rate:g} is not more than 0")
+        raise HeadwayError(f"--max-rate {max_rate:g}: must be more than 0 requests/s")
     if steps is not None and not steps.is_file():
         raise HeadwayError(f"--steps {steps}: no such file; the server's recorder writes it")
     if (out / LOADS).exists():

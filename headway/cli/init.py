@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headway.cli.options import DEFAULT_READING, Reading, silent, whole
+from headway.cli.options import DEFAULT_READING, Reading, named_by_option, silent, whole
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ def _read(path: Path, reading: Reading) -> "Workload":
     from simulator.workload.traces.read import read_measured
     from simulator.workload.unused import warn_of_images, warn_of_models
 
-    workload = read_measured(path, None, reading.given)[0]
+    with named_by_option(reading.given):
+        workload = read_measured(path, None, reading.given)[0]
     warn_of_images(workload.source, workload.images)
     warn_of_models(workload.source, workload.model or ())
     return workload
@@ -266,9 +267,9 @@ def _sized(
             replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
             enough = replace(one, replicas=replicas), cost, notes
     if enough is None:
-        many = (
-            f"--gpu {chosen.gpu}: eight have no room for {chosen.model}: " if size is None else ""
-        )
+        many = "" if chosen.launch else f"--tensor-parallel-size {size}: "
+        if size is None:
+            many = f"--gpu {chosen.gpu}: eight have no room for {chosen.model}: "
         raise HeadwayError(f"{many}{why[0]}")
     one, cost, notes = enough
     _warn(notes)

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from simulator.util.errors import HeadwayError
 from simulator.util.user_code import NO_OWN_CODE
 
 DEPLOYMENT = "headway.deploy.deployment"
@@ -95,6 +97,20 @@ class Reading:
 
 
 DEFAULT_READING = Reading()
+
+
+@contextmanager
+def named_by_option(given: Mapping[str, Any]) -> Iterator[None]:
+    """Name arguments that an error blames as the options that gave them, with their values."""
+    try:
+        yield
+    except HeadwayError as error:
+        found = error.messages
+        for name, value in given.items():
+            option = f"--{name.replace('_', '-')} {value}"
+            parted = [text.partition(": ") for text in found]
+            found = [f"{option if at == name else at}{sep}{what}" for at, sep, what in parted]
+        raise HeadwayError(found) from None
 
 
 def refuse_own_code(flag: bool) -> None:

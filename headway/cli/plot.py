@@ -55,14 +55,19 @@ def plot(
 
     alone = kind == "memory" and (model is not None or command is not None)
     if not folders and not alone:
-        raise HeadwayError("headway plot: give at least one OUT_DIR")
+        raise HeadwayError("OUT_DIR: is missing; give a folder of `headway run`, as out/demo")
     source = folders[0] if folders else Path()
     place = source.parent if kind == "memory" and source.is_file() else source
     path = check_file("--out", out or place / f"{kind}.png")
     if path.suffix.lower() not in ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
     if seconds is not None and not seconds > 0:
-        raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
+        raise HeadwayError(f"--seconds {seconds:g}: must be more than 0 s, as 60")
+    of = {"start": "occupancy", "seconds": "occupancy", "gpu": "memory", "model": "memory"}
+    given = {"start": start, "seconds": seconds, "gpu": gpu, "model": model, "command": command}
+    for name, value in given.items():
+        if value is not None and kind != of.get(name, "memory"):
+            raise HeadwayError(f"--{name}: is of {of.get(name, 'memory')}, not of {kind}")
     if kind == "memory":
         overrides = with_launch(command, [] if model is None else [f"model={model}"])
         figure = _draw_memory(source if folders else {}, gpu, overrides)

@@ -59,7 +59,7 @@ class Exports:
         Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
     ] = None
     prometheus_interval: Annotated[
-        float, silent("s between two samples of --prometheus [default: 15]"), between(1e-3, 1e9)
+        float, silent("s between two samples of --prometheus [default: 15]"), between(1e-3, 10**9)
     ] = SAMPLING_INTERVAL
     prometheus_start: Annotated[
         str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")

@@ -10,6 +10,7 @@ from headway.cli.options import (
     Json,
     NoOwnCode,
     Reading,
+    named_by_option,
     print_json,
     refuse_own_code,
     silent,
@@ -100,7 +101,8 @@ def _read(
         return load_scenario(path).make_workload(), "scenario", None
     from simulator.workload.traces.read import read_measured
 
-    workload, table, name = read_measured(path, format, given)
+    with named_by_option(given | {"format": format}):
+        workload, table, name = read_measured(path, format, given)
     return workload, name, table
 
 

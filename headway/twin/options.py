@@ -91,7 +91,9 @@ class Watched:
     def __post_init__(self) -> None:
         """Raise HeadwayError for a window without a poll."""
         if not self.window >= self.interval:
-            raise HeadwayError(f"--window: {self.window} is not {self.interval:g} or more")
+            raise HeadwayError(
+                f"--window {self.window:g}: must be --interval, {self.interval:g} s, or more"
+            )
 
 
 DEFAULT_SERVE_OPTIONS, DEFAULT_WATCHED = ServeOptions(), Watched()

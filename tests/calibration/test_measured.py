@@ -52,7 +52,7 @@ def test_columns_of_the_requests_as_told(folder, capsys):
     found = validate_measured(folder, ["one"], columns=told)[0]
     assert not found.reason, found.reason
     assert main(["validate", "--measured", str(folder), "--columns", "prompt"]) == 2
-    assert "--columns: 'prompt' is not FIELD=COLUMN" in capsys.readouterr().err
+    assert "--columns: 'prompt' must be FIELD=COLUMN" in capsys.readouterr().err
 
 
 @pytest.mark.medium

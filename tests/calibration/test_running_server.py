@@ -272,8 +272,8 @@ def test_what_the_server_does_not_tell_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--server", "http://x", "--minutes", "0"], "--minutes: 0 is not more than 0"),
-        (["--server", "http://x", "--max-rate", "-1"], "--max-rate: -1 is not more than 0"),
+        (["--server", "http://x", "--minutes", "0"], "--minutes 0: must be more than 0"),
+        (["--server", "http://x", "--max-rate", "-1"], "--max-rate -1: must be more than 0"),
         (["--server", "http://x", "--steps", "none.csv"], "--steps none.csv: no such file"),
         (["--server", "http://x", "--columns", "a=b"], "--columns: needs --from-requests"),
         (["--model", "tiny-test", "--steps", "s"], "--steps: needs --server"),

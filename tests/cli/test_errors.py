@@ -61,7 +61,10 @@ USAGE = [
     (["run", "small.yaml", "--out", "small.yaml/x"], "--out small.yaml/x: ..."),
     (["trace", "describe", "none.csv"], "none.csv: no such file"),
     (["trace", "describe", "bad.csv"], "bad.csv:2: num_prefill_tokens: ..."),
-    (["trace", "describe", "good.csv", "--format", "azur"], "format: 'azur' is not known; ..."),
+    (
+        ["trace", "describe", "good.csv", "--format", "azur"],
+        "--format azur: 'azur' is not known; ...",
+    ),
     (["trace", "convert", "good.csv", "small.yaml/x"], "OUT small.yaml/x: ..."),
     (
         ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--block-size", "0"],

@@ -106,7 +106,10 @@ WRONG = [
     (["--yes", "--traffic", "small.yaml", "--rate", "1"], "--rate: cannot be used with --traffic"),
     (["--yes", "--columns", "a=b"], "--columns: needs --traffic"),
     (["--yes", "--model", "llama-3.1-405b", "--gpu", "L4"], "--gpu L4: eight have no room for"),
-    (["--yes", "--tensor-parallel-size", "3"], "engine.tensor_parallel_size: 3 does"),
+    (
+        ["--yes", "--tensor-parallel-size", "3"],
+        "--tensor-parallel-size 3: engine.tensor_parallel_size: 3 does",
+    ),
     ([], "--model: is missing; without a terminal, give it or --yes"),
 ]
 

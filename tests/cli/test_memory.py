@@ -351,7 +351,7 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     assert "1 x L4 does not start: No available memory" in capsys.readouterr().out
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
-    assert "give at least one OUT_DIR" in capsys.readouterr().err
+    assert "OUT_DIR: is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

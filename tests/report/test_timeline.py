@@ -305,8 +305,8 @@ def test_the_command_writes_both(tmp_path: Path, monkeypatch, capsys) -> None:
     [
         (["--timeline", "."], "--timeline .: is a folder"),
         (["--prometheus-start", "2026-01-01"], "--prometheus-start: needs --prometheus"),
-        (["--prometheus", "m", "--prometheus-start", "soon"], "--prometheus-start soon: is not a"),
-        (["--prometheus", "m", "--prometheus-interval", "0"], "--prometheus-interval 0.0: is not"),
+        (["--prometheus", "m", "--prometheus-start", "soon"], "--prometheus-start soon: must be"),
+        (["--prometheus", "m", "--prometheus-interval", "0"], "--prometheus-interval 0: must be"),
         (["--prometheus", "s.yaml/m"], "--prometheus s.yaml/m: {}/s.yaml is not a folder"),
         (["--timeline", "x", "--prometheus", "x"], "--prometheus x: --timeline names the same"),
     ],

@@ -127,7 +127,7 @@ def test_databricks_dates_requests_by_their_request_time(put):
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("x", "'x' is not FIELD=COLUMN"),
+        ("x", "'x' must be FIELD=COLUMN, as arrival=start_ms"),
         ("promt=a,output=b", "promt: not a field; did you mean prompt?; there are arrival, "),
         ("arrival=a,arrival=b,prompt=n,output=m", "arrival: is given twice"),
         ("arrival=a,prompt=n,output=n", "prompt and output: are both 'n'"),

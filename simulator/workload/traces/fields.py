@@ -149,7 +149,7 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     if isinstance(given, str):
         pairs = [part.partition("=") for part in given.split(",") if part.strip()]
         if wrong := [one for one, equals, name in pairs if not equals or not name.strip()]:
-            raise HeadwayError(f"{option}: {wrong[0]!r} is not FIELD=COLUMN")
+            raise HeadwayError(f"{option}: {wrong[0]!r} must be FIELD=COLUMN, as arrival=start_ms")
         fields = [field.strip() for field, _, _ in pairs]
         if twice := [field for field in dict.fromkeys(fields) if fields.count(field) > 1]:
             raise HeadwayError(f"{option}: {twice[0]}: is given twice")
