@@ -42,12 +42,13 @@ class Obstacle(NamedTuple):
     share: float  # of the requests that are lost by it, or of the load that is too much
     change: Mapping[str, Any]  # the least one that makes it fit, by dotted key; {}: none is known
     memory: bool  # it is memory that lacks, not speed
+    without: str = "no key alone helps: it takes fewer or shorter requests, or other GPUs"
 
     def __str__(self) -> str:
         """Say it in a line, with the change."""
         told = settings(self.change)
         told = f"it fits with {told}" if self.memory else f"{told} has a fifth to spare"
-        return f"{self.text}; " + (told if self.change else "no key is known that helps")
+        return f"{self.text}; " + (told if self.change else self.without)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,10 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     if long.any():
         why = f"prompts of up to {prompts.max():,} tokens, max_model_len is {longest:,}"
         if int(prompts.max()) >= most:
-            return Obstacle(f"{what}: {why}", count / whole, {}, memory=True)
+            takes = (
+                f"{model.name} takes {most:,} at most: shorten the prompts, or take another model"
+            )
+            return Obstacle(f"{what}: {why}", count / whole, {}, memory=True, without=takes)
         to = min(least_length(workload), most)
         change[_key(scenario, group.name, "engine.max_model_len")] = to
         needed = -(-np.minimum(prompts + outputs - 1, most - 1) // engine.block_size)

@@ -39,8 +39,8 @@ S = TypeVar("S")
 Limits = Mapping[str, Any]
 NO_LIMITS: Limits = {}
 
-NUMERIC = re.compile(r"\b(int|float|Distribution)\b")
-"""Types of numbers, as an annotation's text has them: an error also says what the key means."""
+NUMERIC = re.compile(r"\b(int|float|list|dict|Distribution)\b")
+"""Types, as an annotation's text has them, of whose keys an error also says what they mean."""
 MAX_REPR = 60  # characters of a wrong value that a message quotes
 
 
@@ -154,7 +154,9 @@ def _read_plain(plain: Any, inner: tuple[Any, ...], value: Any) -> Any:
     fits = isinstance(value, ACCEPTED.get(plain, plain))
     fits = fits and (plain is bool) == isinstance(value, bool)
     if not fits or (plain in (int, float) and _is_nan_or_too_large(value)):
-        raise MappingError("", f"must be {WORDS[plain]}, not {short_repr(value)}")
+        quoted = isinstance(value, str) and value.replace(".", "", 1).isdigit()
+        bare = ", without quotes" if quoted and plain in (int, float) else ""
+        raise MappingError("", f"must be {WORDS[plain]}{bare}, not {short_repr(value)}")
     if plain is list and inner:
         return [*_read_items(inner[0], enumerate(value)).values()]
     return _read_items(inner[1], value.items()) if plain is dict and inner else value
@@ -172,7 +174,8 @@ def _read_one_of(kinds: tuple[Any, ...], value: object, limits: Limits) -> Any:
     if type(value) in plain:  # what is wrong with it is less than its type
         return read(plain[type(value)], value, limits)
     words = [WORDS.get(kind, "a mapping of keys") for kind in plain]
-    raise MappingError("", f"must be {' or '.join(words)}, not {short_repr(value)}")
+    *first, last = words
+    raise MappingError("", f"must be {', '.join(first)} or {last}, not {short_repr(value)}")
 
 
 def _read_literal(known: tuple[Any, ...], value: object) -> object:

@@ -240,6 +240,10 @@ def _misread(kind: str, node: ScalarNode) -> str:
     value = _Constructor().construct_object(node)
     meant = str(value).lower()
     other = f'"{node.value}" in quotes for the text'
-    if kind == "int" and ":" not in node.value:
+    if ":" in node.value:
+        return (
+            f"YAML 1.1 reads {node.value} as {meant}; write {other} (a ratio, a time), or {meant}"
+        )
+    if kind == "int":
         other = f"{int(node.value)} for the decimal number"
     return f"YAML 1.1 reads {node.value} as {meant}; write {meant}, or {other}"

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from simulator.util.config import PositiveFinite, Share
-from simulator.util.from_mapping import Check, Field, raise_if
+from simulator.util.errors import MappingError
+from simulator.util.from_mapping import Check, Field, raise_if, short_repr
 from simulator.workload.distributions import Weight, check_weights
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
@@ -20,7 +21,17 @@ LOWEST = 1e-100  # rate and burstiness: gaps of the inverse of both do not overf
 
 Things = Annotated[int, Field(ge=1, le=MAX_KEPT_REQUESTS)]
 """A number of them, for a run that keeps its requests."""
-Rate = Annotated[float, Field(gt=0, ge=LOWEST)]
+FASTEST = 1e9  # requests/s, of a load that takes time at all
+
+
+def _check_rate(rate: object) -> object:
+    if isinstance(rate, int | float) and FASTEST < rate < inf:
+        most = f"must be at most {FASTEST:g} requests/s, or inf for all at once"
+        raise MappingError("", f"{most}, not {short_repr(rate)}")
+    return rate
+
+
+Rate = Annotated[float, _check_rate, Field(gt=0, ge=LOWEST)]
 
 
 @dataclass(slots=True, eq=False)

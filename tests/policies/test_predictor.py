@@ -177,7 +177,7 @@ def test_what_a_better_prediction_costs() -> None:
         ("predictor: {kind: noisy, sigma: -1}", "predictor.sigma: must be from 0 to 10, not -1"),
         ("predictor: {kind: oracle, sigma: 1}", "predictor.sigma: unknown key"),
         ("predictor: noisy", "predictor.sigma: is missing"),
-        ("predictor: 3", "predictor: must be a mapping of keys, not 3"),
+        ("predictor: 3", "predictor: must be a mapping of keys, as {kind: oracle}, not 3"),
         ("predictor: {kind: bucketed, classes: 1, confusion: 0.5}", "predictor.confusion: must be"),
         (
             "engine: {scheduling_policy: srpt}",

@@ -85,7 +85,7 @@ BAD = [
         "s.yaml:3: cost.base: must be a number, not 'x' (s)",
     ),
     ("cost: {profile: nowhere}\n", "s.yaml:1: cost.profile: ..."),
-    ("cost: roofline\n", "s.yaml:1: cost: must be a mapping of keys, not 'roofline'"),
+    ("cost: roofline\n", "s.yaml:1: cost: must be a mapping of keys, not 'roofline' ({..."),
     (
         "workload:\n  request_rat: 4\n",
         "s.yaml:2: workload.request_rat: unknown key; did you mean request_rate?",

@@ -121,7 +121,7 @@ BAD = [
     ),
     (
         "workload: {clients: true}\n",
-        "s.yaml:1: workload.clients: must be a whole number such as 64 or a list or a mapping of "
+        "s.yaml:1: workload.clients: must be a whole number such as 64, a list or a mapping of "
         "keys, not true (their ...",
     ),
     (
@@ -134,7 +134,7 @@ BAD = [
     ),
     (
         f"workload: {{request_rate: {10**400}}}\n",
-        f"s.yaml:1: workload.request_rate: must be a number, not 1{'0' * 59}...",
+        "s.yaml:1: workload.request_rate: must be at most 1e+09 requests/s, or inf for all at ...",
     ),
     (
         "workload:\n  trace: {path: t.csv, repeat: 10000001}\n",
@@ -271,7 +271,7 @@ def test_a_group_that_is_no_mapping_is_refused(write):
     text = "engine: vllm\ncluster:\n  groups:\n    a: 3\n    b: []\n"
     assert errors(write(text)) == [
         "s.yaml:4: cluster.groups.a: must be a mapping of keys, as {replicas: ..., model: ...}, "
-        "not 3",
+        "not 3 (different servers, by name, in place of replicas)",
         "s.yaml:5: cluster.groups.b: must be a mapping of keys, as {replicas: ..., model: ...}, "
-        "not []",
+        "not [] (different servers, by name, in place of replicas)",
     ]

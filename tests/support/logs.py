@@ -107,6 +107,7 @@ def summarize(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         gpu=GpuConfig(power=power or {}),
         slo=[],
+        place=str,
         goodput=SimpleNamespace(bounds=goodput or {}, classes={}),
         cluster=None,
     )

@@ -25,7 +25,7 @@ def test_a_block_without_keys_has_its_defaults() -> None:
     ("values", "message"),
     [
         ({"sice": 1}, "sice: unknown key"),
-        ({"size": "1"}, "size: must be a number, not '1'"),
+        ({"size": "1"}, "size: must be a number, without quotes, not '1'"),
         ({"size": float("inf")}, "size: must be finite, not inf"),
         ({"size": True}, "size: must be a number, not true"),
         ({"size": 0, "sice": 1}, "size: must be more than 0, not 0\nsice: unknown key"),

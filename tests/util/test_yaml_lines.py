@@ -93,8 +93,10 @@ def test_numbers_are_read_as_written(text, value):
         ),
         (
             "- 1:30\n- 1:30.5\n- 1.5",
-            'x:1: 0: YAML 1.1 reads 1:30 as 90; write 90, or "1:30" in quotes for the text\n'
-            'x:2: 1: YAML 1.1 reads 1:30.5 as 90.5; write 90.5, or "1:30.5" in quotes for the text',
+            'x:1: 0: YAML 1.1 reads 1:30 as 90; write "1:30" in quotes for the text '
+            "(a ratio, a time), or 90\n"
+            'x:2: 1: YAML 1.1 reads 1:30.5 as 90.5; write "1:30.5" in quotes for the text '
+            "(a ratio, a time), or 90.5",
         ),
         ("[" * 5000, None),
     ],
