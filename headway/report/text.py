@@ -392,7 +392,7 @@ def run_band(gauges: Summary) -> str:
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))
     kind = kind if kind in errors else model
     told = told.format(kind, errors[kind])
-    return f"{told}; median errors on servers that no term was tuned on: {blind(model)}"
+    return f"{told}; median errors of first scores (docs/accuracy.md): {blind(model)}"
 
 
 def run_kind(model: str, prompt: float) -> str:

@@ -38,7 +38,10 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
             ninth = float(errors.split(", ")[1].split(" ")[0])
             said = f" % in {metric} ({count} runs)"
             assert any(f"{ceil(ninth + half)}{said}" in told for half in (0, 0.05))
-    assert told.rpartition("tuned on: ")[2].removesuffix(" %") in page.partition(blind)[2]
+    assert (
+        told.rpartition("first scores (docs/accuracy.md): ")[2].removesuffix(" %")
+        in page.partition(blind)[2]
+    )
 
 
 def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
