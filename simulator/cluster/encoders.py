@@ -97,7 +97,6 @@ class EncoderFleet(PairedFleet):
         jobs = [self._job(request, item) for item in items]
         schedulers = [self.cores[index].scheduler for index in self._kinds.values()]
         if not all(scheduler.fits(job) for job in jobs for scheduler in schedulers):
-            self._stamp_arrival(request)
             target = self.router.choose(request, self._session(request))
             self._assign(request, target)
             self.cores[target.index].record(request, REJECTED)

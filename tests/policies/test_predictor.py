@@ -96,6 +96,7 @@ def test_equal_lengths_have_one_class() -> None:
 
 def test_a_percentile_is_of_what_the_client_has_got() -> None:
     """Nearest rank; the prior before the first, nothing from other clients or rejections."""
+    assert parse_predictor({"kind": "percentile", "prior": 1}).prior == 1  # the least
     spec = {"kind": "percentile", "percentile": 75.0, "prior": 9}
     predictor = make_predictor(parse_predictor(spec), load_of(1), 0)
     assert predictor is not None

@@ -10,6 +10,8 @@ from headway.conformance.cases import read_cases
 from headway.conformance.compare import conform
 from headway.conformance.replay import Replay
 from simulator.scenario.load import check_scenario
+from simulator.schedulers.vllm import interface
+from simulator.schedulers.vllm.interface import check_vllm
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
@@ -117,3 +119,18 @@ def test_a_scenario_under_vllm_is_the_one_under_headway(asynchronous: bool) -> N
         for name in ("headway", "vllm")
     ]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("installed", "release"),
+    [("0.33.0", (0, 33, 0)), ("0.32.0+cu129", (0, 32, 0)), ("0.10.2", None), ("0.34.0", None)],
+)
+def test_the_release_is_that_of_the_version_without_its_build(
+    installed: str, release: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interface, "version", lambda _: installed)
+    if release is not None:
+        assert check_vllm(f"a test of {installed}") == release
+        return
+    with pytest.raises(HeadwayError, match=f"0.11 to 0.33, and {installed} is installed"):
+        check_vllm(f"a test of {installed}")

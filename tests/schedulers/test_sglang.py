@@ -96,6 +96,18 @@ def test_sglang_takes_no_prompt_beyond_max_prefill_tokens_but_the_first() -> Non
     assert seen == [prompts(0, tokens=12), prompts(1, tokens=4)]
 
 
+def test_decodes_in_a_mixed_step_count_among_its_tokens_of_prompts() -> None:
+    """10 tokens, of which a decode takes 1: 9 of a prompt are all, and 4 of the next wait."""
+    options = {"enable_mixed_chunk": True, "max_prefill_tokens": 10, "max_model_len": 40}
+    seen, _ = run(made(SgLang, counter(400, 1), **options), (0, 4, 4), (0.5, 9, 1), (0.5, 4, 1))
+    assert seen == [
+        prompts(0, tokens=4),
+        ({1: (0, 9)}, 1),
+        ({2: (0, 4)}, 1),
+        ({}, 1),
+    ]
+
+
 @pytest.mark.parametrize(("order", "second"), [("lpm", 2), ("fcfs", 1)])
 def test_sglang_serves_the_longest_known_prefix_first(order: str, second: int) -> None:
     """Request 2 begins as request 0 did; one seat."""

@@ -125,7 +125,8 @@ def test_what_the_workers_would_warn_of_is_said_once(tmp_path: Path) -> None:
 
 def test_why_all_requests_are_rejected_is_said(tmp_path: Path) -> None:
     """As by one process: what the first engine has room for."""
-    what = scenario(tmp_path, "cluster={replicas: 4}", "engine.num_gpu_blocks_override=2")
+    groups = "{a: {replicas: 1}, b: {replicas: 3, engine: {num_gpu_blocks_override: 3}}}"
+    what = scenario(tmp_path, f"cluster={{groups: {groups}}}", "engine.num_gpu_blocks_override=2")
     with parallel_config(backend="sequential"), pytest.warns(HeadwayWarning) as caught:
         told = run_partitions(what, tmp_path / "out")
     assert not told["completed"]

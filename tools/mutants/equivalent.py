@@ -32,6 +32,11 @@ KV_CACHE = {
         "if 0 <= prompt < blocks:",
     ): "to follow a chain for no blocks does nothing",
     (
+        "unshared_prefix_cache.py",
+        "self._ages = 0",
+        "self._ages = 1",
+    ): "the order of ages counts",
+    (
         "block_manager.py",
         "return self.names(request, count + 1)[count]",
         "return self.names(request, count + 2)[count]",
@@ -78,6 +83,16 @@ OTHERS = {
         "seconds = fixed + prefill + (work if work > serial else serial)",
         "seconds = fixed + prefill + (work if work >= serial else serial)",
     ): "of two equal numbers either is the larger",
+    (
+        "costs/piecewise.py",
+        "counts = np.arange(min(len(self._dense), MAX_TABLE_SEQUENCES + 1), dtype=np.int64)",
+        "counts = np.arange(min(len(self._dense), MAX_TABLE_SEQUENCES - 1), dtype=np.int64)",
+    ): "beyond the table the same is computed",
+    (
+        "schedulers/base.py",
+        "if most and most < room:",
+        "if most and most <= room:",
+    ): "a limit equal to the room is the room",
     (
         "diagnosis/rules.py",
         "lost = run.share('preempted_time', 'recompute_time', 'swap_time')",
