@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import runpy
+import sys
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ pytest.importorskip("llguidance")
 import jsonschema
 from aiohttp import ClientSession
 
+from headway.twin.api import refusals
 from headway.twin.api.bodies import BadRequestError
 from headway.twin.api.guided_text import guided_text
 from headway.twin.api.said import FixedText, Said
 from headway.twin.api.tokenizers import TokenCounter
 from headway.twin.server import Server
+from simulator.util.errors import HeadwayError
 from tests.support.twins import events, served_by
 
 PERSON = {
@@ -136,6 +140,12 @@ def test_a_text_that_is_not_found_is_told() -> None:
         assert (await response.json())["usage"]["completion_tokens"] > 0
 
     served_by(play)
+
+
+def test_serve_says_at_its_start_that_it_needs_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(HeadwayError, match="serve: needs llguidance: pip install"):
+        runpy.run_path(refusals.__file__)
 
 
 def test_a_guided_answer_has_as_many_tokens_as_the_workload_says() -> None:

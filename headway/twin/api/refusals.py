@@ -1,4 +1,4 @@
-"""Answers that are errors, in vLLM's form; and aiohttp, or a line that says how to get it."""
+"""Answers that are errors, in vLLM's form; and what `serve` needs, or how to get it."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,7 +9,7 @@ from simulator.util.environment import need_package
 
 __all__ = ["refusals_in_json", "web"]
 
-need_package("serve", "serve", "aiohttp")
+need_package("serve", "serve", "aiohttp", "llguidance")
 from aiohttp import web  # noqa: E402
 
 
