@@ -48,6 +48,10 @@ def _is_share(value: object) -> bool:
 
 Natural = Annotated[int, _whole(0)]
 Positive = Annotated[int, _whole(1)]
+PositiveOrNone = Annotated[
+    int | None,
+    _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1, or null"),
+]
 Flag = Annotated[bool, _checked(lambda v: isinstance(v, bool), "true or false")]
 Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
 
@@ -106,7 +110,9 @@ class VllmConfig(_Model):
 
     policy: Policy = "fcfs"
     max_num_seqs: Positive = 128
+    max_num_active_seqs: PositiveOrNone = None
     max_num_batched_tokens: Positive = 2048
+    max_num_scheduled_tokens: PositiveOrNone = None
     max_model_len: Positive = 8192
     enable_chunked_prefill: Flag = True
     long_prefill_token_threshold: Natural = 0
@@ -204,10 +210,7 @@ class CaseRequest(_Model):
     ] = 0
     segments: Any = None
     hash_ids: Any = None
-    max_tokens: Annotated[
-        int | None,
-        _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1, or null"),
-    ] = None
+    max_tokens: PositiveOrNone = None
     """What the client allows; more than `output_len`: the answer ends by a stop token."""
     adapter: Natural = 0
     """The number of its LoRA adapter; 0: none."""

@@ -33,6 +33,7 @@ def draw_case(
     stops: bool = False,
     drafts: bool = False,
     draft_sizes: bool = False,
+    limits: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
@@ -41,7 +42,8 @@ def draw_case(
     loras requests have adapters; with images prompts have some, with a connector some of these
     encoded elsewhere; with offloading there is host memory for the prefix cache; with stops answers
     end by a stop token; with drafts decoding is speculative, with draft sizes by as many drafts as
-    the batch size says.
+    the batch size says; with limits fewer requests run, and on fewer tokens, than a step has room
+    for.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
@@ -56,9 +58,7 @@ def draw_case(
         now += rng.choice([0, 1, int(rng.expovariate(1.0) * gap), 1_000_000, rng.randint(0, gap)])
         requests.append(_request(rng, config, requests, index, now))
     if loras:
-        config["max_loras"] = rng.randint(1, 3)
-    for request in requests if loras else ():
-        request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
+        _add_loras(rng, config, requests)
     if images or connector:
         _add_images(rng, config, requests)
     if connector:
@@ -67,6 +67,8 @@ def draw_case(
         _add_offloading(rng, config, requests)
     if retention or states:
         _add_retention(rng, config, requests)
+    if limits:
+        _add_limits(rng, config)
     for request in requests if stops else ():
         request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
     times = {
@@ -159,6 +161,21 @@ def _add_states(rng: Random, config: Values) -> None:
     whole = longest // size
     most = sum(min(whole, 3) if kind else whole for kind in kinds)
     config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
+
+
+def _add_limits(rng: Random, config: Values) -> None:
+    """Draw what the scheduler is limited to below the sizes of a step."""
+    seats = config["max_num_active_seqs"] = rng.randint(1, config["max_num_seqs"])
+    if config["enable_chunked_prefill"] and "speculative_config" not in config:
+        tokens = rng.randint(seats, config["max_num_batched_tokens"])
+        config["max_num_scheduled_tokens"] = rng.choice([None, tokens])
+
+
+def _add_loras(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw adapters."""
+    config["max_loras"] = rng.randint(1, 3)
+    for request in requests:
+        request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
 
 
 def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
@@ -261,6 +278,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--draft-sizes", action="store_true", help="draw drafts, as many as the batch size says"
     )
+    parser.add_argument("--limits", action="store_true", help="schedule less than fits in a step")
     parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
     asked = parser.parse_args(arguments)
     kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}

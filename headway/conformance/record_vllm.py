@@ -37,6 +37,8 @@ OPTIONS = (
     *("policy", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling"),
     *("enable_chunked_prefill", "long_prefill_token_threshold", "watermark"),
     *("long_prefill_token_threshold_adaptive", "prefill_schedule_interval"),
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
     "disable_chunked_mm_input",
 )
 

@@ -256,7 +256,9 @@ class RecordedAsyncReplica(RecordedReplica):
 
 _OPTIONS = (
     "max_num_seqs",
+    "max_num_active_seqs",
     "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
     "max_model_len",
     "enable_chunked_prefill",
     "long_prefill_token_threshold",

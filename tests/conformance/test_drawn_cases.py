@@ -34,6 +34,7 @@ KINDS = [
     ("connector", 60, 3400, "--connector"),  # likewise, and what its EC connector loads
     ("stops", 24, 1000, "--stops"),  # a stop token ends answers
     ("host-adapters", 24, 2200, "--offloading --loras --stops"),
+    ("limits", 60, 4000, "--limits"),  # max_num_active_seqs, max_num_scheduled_tokens
     ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods, in step or ahead
     ("draft-sizes", 24, 1200, "--draft-sizes"),  # as many drafts as the batch size says
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
