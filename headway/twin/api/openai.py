@@ -229,7 +229,7 @@ def _check_options(asked: Body) -> None:
             "cache_salt": asked.cache_salt == "",
             "long cache_salt": not re.fullmatch(SALT, asked.cache_salt or ""),
             "stream_options": options and options.model_fields_set and not asked.stream,
-            "no tools": chat and chat.tools == [],
+            "no tools": type(asked) is ChatBody and asked.tools == [],  # a response may have others
             "suffix": isinstance(asked, CompletionBody) and asked.suffix is not None,
             "json_schema": by_schema and named is None,
             "no constraint": (by_schema and named and named.json_schema is None)
