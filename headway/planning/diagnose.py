@@ -436,7 +436,7 @@ def _finding(found: Diagnosis, finding: Mapping[str, Any]) -> list[str]:
         if one.advice in finding["advice"] or one.rule == finding["rule"]
     ]
     good = [one for one in tried if not one.trade and not one.error]
-    knob = "none that helps"
+    knob = "none that helps" if tried else "none beside the knobs of other findings"
     if found.verdicts and not found.as_it_is.missed and finding["rule"] != "low_load":
         knob = "none is needed while all service levels are kept"
     elif good:

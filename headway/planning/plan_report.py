@@ -143,6 +143,8 @@ def _words(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidat
     if row["dollars_per_million_output_tokens"] is not None:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
+    if wrong := sum(bool(one.errors) for one in candidates):
+        yield f"  {wrong} of {len(candidates)} candidates cannot run, so another may be better"
     yield f"  looked at {row['looked_at']} of load"
     told = [text for text in row["verdicts"] if not text.startswith("completion")]
     if told and not problem.searches_rate:  # a largest rate is where a bound is just kept

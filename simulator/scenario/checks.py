@@ -249,7 +249,7 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         words = " x ".join(f"{kind}_parallel_size" for kind in used)
         words += f" ({' x '.join(map(str, used.values()))})"
         what = f"must equal engine.{words}, not {gpus}: "
-        what += "these are of one engine, cluster.replicas has more"
+        what += "these are of one engine; left out, it follows them (cluster.replicas has more)"
         others = " ".join(f"engine.{kind}_parallel_size" for kind in sizes)
         yield "gpu.count", others, what
     if stages == 1 and engine.pipeline_parallel_bandwidth is not None:

@@ -213,6 +213,8 @@ def test_each_finding_has_its_best_knob_and_each_advice_its_cost(write) -> None:
     assert lines[levels + 1].startswith(f"  Knob: {order[0]} (the best of ")
     (costs,) = (one for one in lines if one.startswith("raise engine.max_num_b") and "costs" in one)
     assert re.search(r": costs: P99 ITL \(ms\) \S+ -> \S+, P99 TPOT \(ms\) \d+", costs)
+    none = replace(found, findings=[{**found.findings[0], "rule": "unfair", "advice": []}])
+    assert "\n  Knob: none beside the knobs of other findings.\n" in table(none)
     kept = diagnose(load_scenario(write(THREE), ["slo=[p50_ttft_ms<=9000]"]), jobs=1)
     assert "\n  Knob: none is needed while all service levels are kept.\n" in table(kept)
 

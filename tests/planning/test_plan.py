@@ -158,6 +158,7 @@ def test_a_candidate_that_cannot_run_is_told_and_the_others_are_searched(
     said = capsys.readouterr().out
     assert "cannot run" in said
     assert "max_num_batched_tokens: must be at least max_num_seqs (5000)" in said
+    assert "\n  1 of 2 candidates cannot run, so another may be better\n" in said
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ BAD = [
     (
         "gpu: {count: 2}\nengine: {tensor_parallel_size: 1}\n",
         "s.yaml:1: gpu.count: must equal engine.tensor_parallel_size (1), not 2: these are of one "
-        "engine, cluster.replicas has more",
+        "engine; left out, it follows them (cluster.replicas has more)",
     ),
     (
         "gpu: {count: 3}\nengine: {tensor_parallel_size: 3}\ncost: {kind: roofline}\n",
