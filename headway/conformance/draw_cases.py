@@ -59,6 +59,8 @@ def draw_case(
         requests.append(_request(rng, config, requests, index, now))
     if loras:
         _add_loras(rng, config, requests)
+    if limits:
+        _add_limits(rng, config)
     if images or connector:
         _add_images(rng, config, requests)
     if connector:
@@ -67,8 +69,6 @@ def draw_case(
         _add_offloading(rng, config, requests)
     if retention or states:
         _add_retention(rng, config, requests)
-    if limits:
-        _add_limits(rng, config)
     for request in requests if stops else ():
         request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
     times = {
@@ -184,6 +184,7 @@ def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
     for name in ("encoder_cache_size", "max_num_encoder_input_tokens"):
         config[name] = max(sizes) + rng.choice([0, 0, 5, 20, 200])
     tokens = config["max_num_batched_tokens"]  # of a chunk: a larger image would wait for ever
+    tokens = config.get("max_num_scheduled_tokens") or tokens
     tokens = min(tokens, config["long_prefill_token_threshold"] or tokens)
     config["disable_chunked_mm_input"] = rng.random() < 0.3 and max(sizes) <= tokens
     for request in requests:

@@ -92,6 +92,16 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
         assert out.read_bytes() == (HERE / f"cases/{kind}.jsonl.gz").read_bytes()
 
 
+def test_no_image_is_longer_than_a_step_may_schedule() -> None:
+    """Whole images (disable_chunked_mm_input) of more tokens would wait for ever."""
+    for number in range(200):
+        config = (case := draw_case(1, number, images=True, limits=True))["config"]
+        named = [part for one in case["requests"] for part in one.get("segments", ())]
+        sizes = [count for name, count in named if name.startswith("image:")]
+        if config["disable_chunked_mm_input"] and config.get("max_num_scheduled_tokens"):
+            assert max(sizes, default=0) <= config["max_num_scheduled_tokens"]
+
+
 def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
     """Every draw is a case that Headway plays to its end."""
     out = tmp_path / "fresh.jsonl"
