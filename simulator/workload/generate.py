@@ -24,20 +24,8 @@ from simulator.util.from_mapping import (
     read,
     short_repr,
 )
+from simulator.workload import distributions as laws
 from simulator.workload.arrivals import ArrivalProcess, Things
-from simulator.workload.distributions import (
-    MAX_TOKENS,
-    Distribution,
-    Length,
-    Lengths,
-    TraceReader,
-    Uniform,
-    Weight,
-    check_weights,
-    read_lengths,
-    token_counts,
-    weighted_choice,
-)
 from simulator.workload.multimodal import MultimodalDraws, Multimodals
 from simulator.workload.sessions import (
     PrefixGroups,
@@ -73,7 +61,7 @@ def _range_ratio(given: float | Mapping[str, float] | RangeRatio) -> float | Ran
     return found
 
 
-Clients = Things | list[Weight] | dict[str, Weight]
+Clients = Things | list[laws.Weight] | dict[str, laws.Weight]
 """Their number, a list of weights, or weights by name."""
 
 
@@ -116,15 +104,15 @@ class Generator(ArrivalProcess):
     num_prompts: Annotated[int, Field(ge=1, le=MAX_REQUESTS), "requests or session turns"] = 1000
     n: Annotated[int, Field(ge=1, le=100_000), "samples of each prompt, sent together"] = 1
     max_concurrency: Annotated[Count | None, "requests sent and unfinished, at most"] = None
-    input_len: Annotated[Length | None, "tokens of a prompt; null: 1024"] = None
-    output_len: Annotated[Length | None, "tokens of an answer; null: 128"] = None
+    input_len: Annotated[laws.Length | None, "tokens of a prompt; null: 1024"] = None
+    output_len: Annotated[laws.Length | None, "tokens of an answer; null: 128"] = None
     range_ratio: Annotated[
         float | RangeRatio,
         _range_ratio,
         "a length n is uniform from n (1 - r) to n (1 + r): r, or {input: r, output: r}",
     ] = 0.0
     lengths: Annotated[TraceLengths | None, "{path, format}: draw both lengths from a trace"] = None
-    prefix_len: Annotated[int, Field(ge=0, lt=MAX_TOKENS), "tokens that begin all prompts"] = 0
+    prefix_len: Annotated[int, Field(ge=0, lt=laws.MAX_TOKENS), "tokens that begin all prompts"] = 0
     prefix_groups: Annotated[PrefixGroups | None, "prompts begin with one of a few prefixes"] = None
     sessions: Annotated[Sessions | None, "conversations of several turns"] = None
     clients: Annotated[
@@ -135,9 +123,9 @@ class Generator(ArrivalProcess):
         list[Annotated[int, Field(gt=-(2**31), lt=2**31)]] | None,
         "one per client; smaller is more urgent",
     ] = None
-    max_tokens: Annotated[Lengths | None, "most output tokens; null: the answer's own"] = None
+    max_tokens: Annotated[laws.Lengths | None, "most output tokens; null: the answer's own"] = None
     adapters: Annotated[Adapters | None, "adapters (LoRA) that requests ask for; null: none"] = None
-    models: Annotated[dict[str, Weight] | None, "{name: weight}; null: the trace's"] = None
+    models: Annotated[dict[str, laws.Weight] | None, "{name: weight}; null: the trace's"] = None
     multimodal: Annotated[Multimodals | None, "{image: {...}}, or video, audio; null: none"] = None
 
     def __post_init__(self) -> None:
@@ -157,10 +145,10 @@ class Generator(ArrivalProcess):
         what = f"{short_repr(urgent)} is not a list with a whole number for each client"
         lone = "needs clients: how urgent the requests of each are"
         return [
-            check_weights("clients", None if isinstance(weights, int) else weights),
+            laws.check_weights("clients", None if isinstance(weights, int) else weights),
             (urgent is not None and clients is None, "priorities", lone),
             (None not in (urgent, clients) and len(urgent or ()) != count, "priorities", what),
-            check_weights("models", None if models is None else models.values()),
+            laws.check_weights("models", None if models is None else models.values()),
             (two, "models", "cannot be used with adapters"),
         ]
 
@@ -188,24 +176,24 @@ def _weights(clients: Clients) -> Mapping[str, float]:
     return {f"client-{k}": weight for k, weight in enumerate(given)}
 
 
-def input_lengths(spec: Generator) -> Distribution:
+def input_lengths(spec: Generator) -> laws.Distribution:
     """Return the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
     least = 0 if spec.prefix_len or spec.prefix_groups else 1
     length = INPUT_LEN if spec.input_len is None else spec.input_len
     return _range_around(length, spec.range_ratios.input, least)
 
 
-def output_lengths(spec: Generator) -> Distribution:
+def output_lengths(spec: Generator) -> laws.Distribution:
     """Return the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
     around = _range_around(length, spec.range_ratios.output, 0)
-    if isinstance(around, Uniform):
+    if isinstance(around, laws.Uniform):
         raise_if((around.high < 1, "", f"{length} is less than 1 token"))
-        return Uniform(max(around.low, 1), around.high)
+        return laws.Uniform(max(around.low, 1), around.high)
     return around
 
 
-def _range_around(n: float | Distribution, ratio: float, least: int) -> Distribution:
+def _range_around(n: float | laws.Distribution, ratio: float, least: int) -> laws.Distribution:
     if not isinstance(n, int | float):
         raise_if((ratio != 0, "", "must be a number where there is a range_ratio"))
         return n
@@ -214,10 +202,10 @@ def _range_around(n: float | Distribution, ratio: float, least: int) -> Distribu
         (n != int(n), "", f"{n} is not a whole number"),
         (low < least, "", f"{low} tokens would be possible, but {least} is the least"),
     )
-    return Uniform(low, high)
+    return laws.Uniform(low, high)
 
 
-def generate(spec: Generator, seed: int = 0, load: TraceReader | None = None) -> Workload:
+def generate(spec: Generator, seed: int = 0, load: laws.TraceReader | None = None) -> Workload:
     """Make the workload that `spec` asks for.
 
     `load` reads the traces that lengths are drawn from. Raises ValueError, a line
@@ -232,7 +220,7 @@ def generate(spec: Generator, seed: int = 0, load: TraceReader | None = None) ->
 
 
 def generate_parts(
-    spec: Generator, seed: int, load: TraceReader | None, size: int
+    spec: Generator, seed: int, load: laws.TraceReader | None, size: int
 ) -> Iterator[Workload]:
     """Make the same requests, whole sessions, some `size` at a time.
 
@@ -275,7 +263,7 @@ def generate_parts(
 
 
 def _requests(
-    spec: Generator, rng: "dict[str, np.random.Generator]", load: TraceReader | None
+    spec: Generator, rng: "dict[str, np.random.Generator]", load: laws.TraceReader | None
 ) -> tuple[Workload, Ints, Ints]:
     """Draw lengths; give each answer as the next turn of a session finds it, and the new tokens."""
     new, output = draw_lengths(spec, rng, load)
@@ -295,7 +283,7 @@ def _requests(
     return work, answer, new
 
 
-def _sample(spec: Generator, seed: int, load: TraceReader | None) -> Workload:
+def _sample(spec: Generator, seed: int, load: laws.TraceReader | None) -> Workload:
     """Send each prompt `n` times at once; each sample's answer is drawn by itself.
 
     As vLLM's `ParentRequest` fans a request out: the samples share their prompt's KV by the prefix
@@ -333,17 +321,17 @@ def draw_names(
 ) -> list[str]:
     """Draw a name for each session, numbered from 0 on, in proportion to the weights."""
     u = rng.random(int(session.max(initial=-1)) + 1)
-    drawn = weighted_choice(np.array([*weights.values()], np.float64), u)
+    drawn = laws.weighted_choice(np.array([*weights.values()], np.float64), u)
     names = [*map(str, weights)]  # YAML reads a 1 as a number
     return [names[k] for k in drawn[session].tolist()]
 
 
 def draw_max_tokens(
-    spec: Distribution, count: int, rng: "np.random.Generator", load: TraceReader | None
+    spec: laws.Distribution, count: int, rng: "np.random.Generator", load: laws.TraceReader | None
 ) -> Ints:
     """Draw the output tokens that the client of each of `count` requests allows."""
     with at_key("max_tokens"):
-        return token_counts(spec, rng.random(count), load)
+        return laws.token_counts(spec, rng.random(count), load)
 
 
 def random_streams(seed: int) -> "dict[str, np.random.Generator]":
@@ -353,19 +341,20 @@ def random_streams(seed: int) -> "dict[str, np.random.Generator]":
 
 
 def draw_lengths(
-    spec: Generator, rng: "dict[str, np.random.Generator]", load: TraceReader | None
+    spec: Generator, rng: "dict[str, np.random.Generator]", load: laws.TraceReader | None
 ) -> tuple[Ints, Ints]:
     """Draw each request's new prompt tokens and its output tokens."""
     u = rng["input"].random(spec.num_prompts)
     if spec.lengths is not None:
         with at_key("lengths"):
-            trace = read_lengths(spec.lengths.path, spec.lengths.format, load)
+            trace = laws.read_lengths(spec.lengths.path, spec.lengths.format, load)
         row = (u * len(trace)).astype(np.int64)
         return trace.prompt_tokens[row], trace.output_tokens[row]
     with at_key("input_len"):
-        new = token_counts(input_lengths(spec), u, load)
+        new = laws.token_counts(input_lengths(spec), u, load)
+    u = rng["output"].random(spec.num_prompts)
     with at_key("output_len"):
-        return new, token_counts(output_lengths(spec), rng["output"].random(spec.num_prompts), load)
+        return new, laws.token_counts(output_lengths(spec), u, load)
 
 
 @contextmanager

@@ -14,18 +14,11 @@ from simulator.core.request import Media, Segments
 from simulator.util.config import NonNegativeFinite
 from simulator.util.errors import HeadwayWarning, MappingError
 from simulator.util.from_mapping import from_mapping, parse_faults, raise_if, short_repr
+from simulator.workload import distributions as laws
 from simulator.workload.arrivals import Things
-from simulator.workload.distributions import (
-    Amounts,
-    Fixed,
-    Lengths,
-    TraceReader,
-    token_counts,
-    weighted_choice,
-)
 from simulator.workload.workload import Floats, Ints, Workload
 
-ONE, TOKENS = Fixed(1), Fixed(1024)
+ONE, TOKENS = laws.Fixed(1), laws.Fixed(1024)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +29,9 @@ class Multimodal:
     """
 
     items: Annotated[
-        Amounts | None, "images of a request; null: 1, or the trace's column `images`"
+        laws.Amounts | None, "images of a request; null: 1, or the trace's column `images`"
     ] = None
-    tokens: Annotated[Lengths, "tokens of each image, on top of the text's"] = TOKENS
+    tokens: Annotated[laws.Lengths, "tokens of each image, on top of the text's"] = TOKENS
     distinct: Annotated[Things | None, "different images; null: every image is new"] = None
     zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf"] = 1.0
 
@@ -65,7 +58,7 @@ class MultimodalDraws:
         self,
         asked: Mapping[str, Multimodal],
         rng: "np.random.Generator",
-        load: TraceReader | None,
+        load: laws.TraceReader | None,
     ) -> None:
         self._kinds = []
         self._load = load
@@ -75,7 +68,7 @@ class MultimodalDraws:
             self._kinds.append((name, spec, counts, items, pool))
 
     def _sizes(self, spec: Multimodal, u: Floats) -> Ints:
-        return token_counts(spec.tokens, u, self._load)
+        return laws.token_counts(spec.tokens, u, self._load)
 
     def draw(self, first: int, count: int, images: Ints | None) -> tuple[list[Segments], Ints]:
         """Return what so many requests have, from number `first` on, and its tokens.
@@ -91,7 +84,7 @@ class MultimodalDraws:
                 many = images
             else:
                 law = ONE if spec.items is None else spec.items
-                many = token_counts(law, counts.random(count), self._load)
+                many = laws.token_counts(law, counts.random(count), self._load)
             u = items.random(int(many.sum()))
             owners = np.repeat(np.arange(count), many)
             if pool is None:
@@ -100,7 +93,7 @@ class MultimodalDraws:
                 names: list[Any] = [*zip((owners + first).tolist(), places, strict=True)]
             else:
                 weights = np.arange(1.0, len(pool) + 1) ** -spec.zipf
-                chosen = weighted_choice(weights, u)
+                chosen = laws.weighted_choice(weights, u)
                 sizes, names = pool[chosen], chosen.tolist()
             for owner, key, size in zip(owners.tolist(), names, sizes.tolist(), strict=True):
                 parts[owner] += ((Media(name, key), size),)

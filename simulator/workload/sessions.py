@@ -9,20 +9,13 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.config import NonNegativeFinite
+from simulator.workload import distributions as laws
 from simulator.workload.arrivals import Things
-from simulator.workload.distributions import (
-    Amounts,
-    Fixed,
-    Lengths,
-    durations,
-    token_counts,
-    weighted_choice,
-)
 from simulator.workload.workload import Floats, Ints
 
 SHUFFLED = 1 << 20
 """Sessions whose prefixes are put into random order together."""
-PREFIX_LEN, THINK_TIME = Fixed(256), Fixed(0.0)  # tokens; s
+PREFIX_LEN, THINK_TIME = laws.Fixed(256), laws.Fixed(0.0)  # tokens; s
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +28,7 @@ class PrefixGroups:
     """
 
     num_prefixes: Annotated[Things, "prefixes"] = 10
-    prefix_len: Annotated[Lengths, "tokens of a prefix"] = PREFIX_LEN
+    prefix_len: Annotated[laws.Lengths, "tokens of a prefix"] = PREFIX_LEN
     zipf: Annotated[NonNegativeFinite, "weight of the k-th: k ** -zipf; 0: all alike"] = 0.0
 
 
@@ -46,8 +39,8 @@ class Sessions:
     A turn comes `think_time` after the answer to the one before it.
     """
 
-    turns: Annotated[Lengths, "turns of a session"]
-    think_time: Annotated[Amounts, "s from an answer to the next turn"] = THINK_TIME
+    turns: Annotated[laws.Lengths, "turns of a session"]
+    think_time: Annotated[laws.Amounts, "s from an answer to the next turn"] = THINK_TIME
 
 
 def session_parts(
@@ -66,11 +59,11 @@ def session_parts(
     ends, left = np.zeros(1, np.int64), total
     while left:
         if len(ends) == 1:
-            ends = np.cumsum(np.append(0, token_counts(sessions.turns, turns.random(size))))
+            ends = np.cumsum(np.append(0, laws.token_counts(sessions.turns, turns.random(size))))
         upto = min(int(np.searchsorted(ends, size)), len(ends) - 1)
         count = min(int(ends[upto]), left)
         starts = ends[:upto]
-        yield starts[starts < count], durations(sessions.think_time, pauses.random(count))
+        yield starts[starts < count], laws.durations(sessions.think_time, pauses.random(count))
         ends, left = ends[upto:] - ends[upto], left - count
 
 
@@ -89,12 +82,12 @@ def prefix_parts(
         return [first], (np.zeros(count, np.int64) for count in counts)
     sizes, order = rng.spawn(2)
     k = groups.num_prefixes
-    length = token_counts(groups.prefix_len, sizes.random(k)).tolist()
+    length = laws.token_counts(groups.prefix_len, sizes.random(k)).tolist()
     heads = [(*first, (("prefix", g), length[g])) for g in range(k)]
     if not groups.zipf:
         return heads, _shuffled(k, counts, order)
     weights = np.arange(1.0, k + 1) ** -groups.zipf
-    return heads, (weighted_choice(weights, order.random(count)) for count in counts)
+    return heads, (laws.weighted_choice(weights, order.random(count)) for count in counts)
 
 
 def _shuffled(k: int, counts: Sequence[int], rng: "np.random.Generator") -> Iterator[Ints]:

@@ -11,16 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from simulator.util.csv_text import unescape_formula
-from simulator.workload.traces.documents import (
-    BLOCK,
-    FIRST_BLOCK,
-    Item,
-    first_line,
-    flat,
-    line_blocks,
-    parquet_names,
-    parquet_rows,
-)
+from simulator.workload.traces import documents
 from simulator.workload.traces.fields import COUNTS, PRIORITY, WORDS, Source, Sources, used_as
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.records import Records
@@ -44,22 +35,22 @@ def mark_of(line: str) -> str:
     return max(MARKS, key=line.count)
 
 
-def json_rows(path: Path, problems: Problems) -> Iterator[Item]:
+def json_rows(path: Path, problems: Problems) -> Iterator[documents.Item]:
     """Yield the rows of a CSV with their lines, flat with the objects that cells have as JSON."""
-    number, line = first_line(path)
+    number, line = documents.first_line(path)
     names = header(line)
     split = partial(_split, mark_of(line), len(names), problems)
-    for first, text in _blocks(path, number + 1, FIRST_BLOCK):
+    for first, text in _blocks(path, number + 1, documents.FIRST_BLOCK):
         numbers, columns = split(first, text)
         for at, *cells in zip(numbers, *columns, strict=True):
-            yield at, flat(dict(zip(names, cells, strict=True)))
+            yield at, documents.flat(dict(zip(names, cells, strict=True)))
 
 
 def json_keys(path: Path, names: Sequence[str]) -> list[str]:
     """Return what the objects in the cells of the first row of a table add to its columns."""
-    packed = parquet_names(path)
-    some = parquet_rows(path) if packed else json_rows(path, Problems(path))
-    first = flat(next(some, (0, {}))[1])
+    packed = documents.parquet_names(path)
+    some = documents.parquet_rows(path) if packed else json_rows(path, Problems(path))
+    first = documents.flat(next(some, (0, {}))[1])
     return [name for name in first if name not in names]
 
 
@@ -70,7 +61,7 @@ def read_csv(
 
     A column of arrivals may be missing where `sources` says so by a name "". `named`: by the user.
     """
-    number, line = first_line(path)
+    number, line = documents.first_line(path)
     names, mark, problems = header(line), mark_of(line), Problems(path)
     if not any(names):
         problems.add(number, "line", f"no header of a CSV: {line[:80]!r}")
@@ -114,14 +105,14 @@ def _clean(texts: Sequence[str], field: str, mark: str) -> Sequence[str]:
     return [text if thousands.match(text) else text.replace(",", ".") for text in texts]
 
 
-def _blocks(path: Path, begin: int, size: int = BLOCK) -> Iterator[tuple[int, str]]:
+def _blocks(path: Path, begin: int, size: int = documents.BLOCK) -> Iterator[tuple[int, str]]:
     """Yield lines from `begin` on, some megabytes at a time, and the number of the first.
 
     A cell in quotes may go on over several lines.
     """
     held: list[str] = []
     quotes = 0
-    for first, block in line_blocks(path, size):
+    for first, block in documents.line_blocks(path, size):
         begin = begin if held else max(begin, first)
         held.append(block.split("\n", begin - first)[-1] if first < begin else block)
         quotes += held[-1].count('"')

@@ -5,22 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces import documents, fields
 from simulator.workload.traces.csv_columns import header, json_keys
-from simulator.workload.traces.documents import (
-    first_line,
-    first_value,
-    json_values,
-    parquet_names,
-    read_text,
-)
-from simulator.workload.traces.fields import (
-    LONGEST,
-    NEEDED,
-    PATTERNS,
-    check_needed,
-    find_fields,
-    propose,
-)
 from simulator.workload.traces.format import Head
 from simulator.workload.traces.formats import FORMATS, NO_REQUESTS, missing_trace
 from simulator.workload.traces.formats.named import first_request
@@ -34,8 +20,8 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     """
     if not path.exists():
         raise missing_trace(path)
-    packed = parquet_names(path)
-    number, line = (1, "") if packed else first_line(path)
+    packed = documents.parquet_names(path)
+    number, line = (1, "") if packed else documents.first_line(path)
     head = Head(columns=(*packed, *json_keys(path, packed))) if packed else _head(path, line)
     for form in (FORMATS["requests"],) if packed else FORMATS.values():
         if form.detect(head):
@@ -49,8 +35,8 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
         start = f"{file}:{number}: format: not known{{}}; try "
         if meant := _proposal(names, option, start):
             raise HeadwayError(meant)
-    if not find_fields(names).keys().isdisjoint(NEEDED):
-        check_needed(find_fields(names), f"{path}:{number}")
+    if not fields.find_fields(names).keys().isdisjoint(fields.NEEDED):
+        fields.check_needed(fields.find_fields(names), f"{path}:{number}")
     begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
     known = ", ".join(FORMATS) + f"; or name columns, as {option}arrival=t,prompt=n,output=m"
     raise HeadwayError(f"{path}:{number}: format: {begins} no known format. Known are: {known}")
@@ -60,7 +46,9 @@ def _proposal(names: Iterable[str], option: str, start: str) -> str:
     """Return a line that says which `columns` to try, at most LONGEST characters; "" for none."""
     for told in ("", " (no column of arrivals: all would come at once)"):
         begins = start.format(told)
-        meant = propose(names, option, LONGEST - len("headway: error: ") - len(begins))
+        meant = fields.propose(
+            names, option, fields.LONGEST - len("headway: error: ") - len(begins)
+        )
         if meant and (told or "arrival=" in meant):
             return begins + meant
     return ""
@@ -71,11 +59,11 @@ def _head(path: Path, line: str) -> Head:
     if line[0] not in "{[":
         names = header(line)
         return Head(columns=(*names, *json_keys(path, names)), line=line)
-    first = first_value(path, line)
+    first = documents.first_value(path, line)
     if first is None:
-        if PATTERNS["date"].search(line) and not line.startswith("[{"):
+        if fields.PATTERNS["date"].search(line) and not line.startswith("[{"):
             return Head(line=line)  # a log's line in brackets
-        next(json_values(path, read_text(path)), None)  # says what is wrong
+        next(documents.json_values(path, documents.read_text(path)), None)  # says what is wrong
     if isinstance(first, list):
         if not first:
             raise HeadwayError(f"{path}:1: line: a list of no requests")

@@ -17,15 +17,9 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import join, session_starts, take
+from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import header, json_keys
-from simulator.workload.traces.documents import (
-    BLOCK,
-    alone,
-    first_line,
-    is_json_lines,
-    parquet_names,
-    pieces,
-)
+from simulator.workload.traces.documents import BLOCK
 from simulator.workload.traces.fields import NAMES, UNITS
 from simulator.workload.traces.format import Numbers, Table
 from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
@@ -202,12 +196,14 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
         return False
     given = take_encoding(path, given)
     name = form or format_of(path, given, option)
-    return name in LINES or (name == "requests" and (bool(parquet_names(path)) or _has_lines(path)))
+    return name in LINES or (
+        name == "requests" and (bool(documents.parquet_names(path)) or _has_lines(path))
+    )
 
 
 def _has_lines(path: Path) -> bool:
-    line = first_line(path)[1]
-    return is_json_lines(path) if line[0] in "{[" else not json_keys(path, header(line))
+    line = documents.first_line(path)[1]
+    return documents.is_json_lines(path) if line[0] in "{[" else not json_keys(path, header(line))
 
 
 def read_pieces(
@@ -223,8 +219,8 @@ def read_pieces(
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
     ledger, images, models = Ledger(), 0, Counter[str]()
-    for piece in pieces(path, header=name not in LINES[3:]):
-        with alone(path, piece):
+    for piece in documents.pieces(path, header=name not in LINES[3:]):
+        with documents.alone(path, piece):
             table, _ = read_table(path, name, given, option)
         failed += table.failed
         ledger.add(table.ledger)

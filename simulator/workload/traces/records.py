@@ -19,25 +19,7 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import short_repr
-from simulator.workload.traces.fields import (
-    CLOCKS,
-    COUNTS,
-    DATES,
-    NAMES,
-    NEEDED,
-    NOTED,
-    PRIORITY,
-    SENT,
-    SEVERAL,
-    SPANS,
-    Source,
-    Sources,
-    find_fields,
-    plain_words,
-    used_as,
-    without_length,
-    wrong_century,
-)
+from simulator.workload.traces import fields
 from simulator.workload.traces.format import Format, Numbers, Problems, Table
 from simulator.workload.traces.ledger import BESIDE, is_told, sort_columns
 from simulator.workload.traces.make_table import UNTOLD, Columns, make_table, pick
@@ -55,7 +37,7 @@ from simulator.workload.traces.values import (
 from simulator.workload.workload import Ints
 
 WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media", "request_id")
-CHANGING = {*NAMES["changing"].split(), *JUDGED, *NOTED}
+CHANGING = {*fields.NAMES["changing"].split(), *JUDGED, *fields.NOTED}
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
 THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
@@ -70,7 +52,7 @@ class Records:
 
     problems: Problems
     form: Format
-    given: Sources | None = None
+    given: fields.Sources | None = None
     _: KW_ONLY
     named: bool = False  # by the user, whose column of arrivals no other goes before
     dotted: bool = False  # decimals have commas, so that dots may mark thousands
@@ -126,24 +108,24 @@ class Records:
         }
         taken |= {name.rpartition(".")[2] for name in taken}
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
-        found = find_fields(n for n in names if n not in taken | idle)
-        for field, source in without_length(found, self.sources).items():
-            listed = {*NOTED, *JUDGED, *WORDED, "images", "samples"}
+        found = fields.find_fields(n for n in names if n not in taken | idle)
+        for field, source in fields.without_length(found, self.sources).items():
+            listed = {*fields.NOTED, *JUDGED, *WORDED, "images", "samples"}
             plain = field in listed or lists.isdisjoint(source.names)
-            word = plain_words(source.names[0])
-            if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT}:
+            word = fields.plain_words(source.names[0])
+            if field == "arrival" and {word, word.rpartition("_")[0]} & {*fields.SENT}:
                 if not self.named:
                     self._prefer(source)  # also with a unit behind its name
             elif plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
 
-    def _prefer(self, sent: Source) -> None:
+    def _prefer(self, sent: fields.Source) -> None:
         """Take when requests were sent before when the format says that they came."""
         old = self.sources.get("arrival", sent)
         unit = sent.per_second or old.per_second
         same = old.names if unit == old.per_second else ()
-        self.sources["arrival"] = Source((*sent.names, *same), unit)
+        self.sources["arrival"] = fields.Source((*sent.names, *same), unit)
 
     def _convert(self) -> None:
         """Convert what was gathered; what is told of failed requests may be anything."""
@@ -185,12 +167,12 @@ class Records:
             found = [part[field] for part in self.parts]
             if isinstance(first, list):
                 column = list(chain(*found))
-                if field in NOTED or not {*column} <= {UNTOLD.get(field, "")}:
+                if field in fields.NOTED or not {*column} <= {UNTOLD.get(field, "")}:
                     columns[field] = column
             elif first is not None:
                 columns[field] = np.concatenate(found)
         ledger = sort_columns(
-            self.names, {**used_as(self.sources), **self.form.beside}, self.form.idle
+            self.names, {**fields.used_as(self.sources), **self.form.beside}, self.form.idle
         )
         for text, count in (+self.problems.notes).items():
             ledger.note(text, count)
@@ -223,7 +205,7 @@ class Records:
         """Yield why arrivals may count something else than what they are taken for."""
         name, told = self._name("arrival"), self.sources["arrival"].per_second
         gap, least, most = np.ptp(times) / (len(times) - 1), times.min(), times.max()
-        if told and per_second > 1 and DATES[0] < least and most < DATES[1]:
+        if told and per_second > 1 and fields.DATES[0] < least and most < fields.DATES[1]:
             yield f"are dates, if it counts seconds; arrival={name}:s says that it does"
         if told:
             return
@@ -237,8 +219,8 @@ class Records:
 
     def _check_centuries(self, columns: Columns, place: Ints) -> None:
         """Refuse times that no request can have come or ended at."""
-        for field in CLOCKS.keys() & columns.keys():
-            if wrong := wrong_century(np.asarray(columns[field]), self.units[field]):
+        for field in fields.CLOCKS.keys() & columns.keys():
+            if wrong := fields.wrong_century(np.asarray(columns[field]), self.units[field]):
                 name, (k, why) = self._name(field), wrong
                 why = why.replace("arrival=NAME", f"{field}={name}")
                 why = why.partition(", say")[0] if self.form.columns else why
@@ -256,10 +238,10 @@ class Records:
     def _clear(self, k: int) -> bool:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""
         for field, values in self.values.items():
-            whole = field in COUNTS or field in PRIORITY
+            whole = field in fields.COUNTS or field in fields.PRIORITY
             told = is_plain(values[k], whole=whole) or date_of(values[k]) is not None
-            if not told and (whole or field in CLOCKS or field in SPANS):
-                values[k] = 0 if field in NEEDED and whole else None
+            if not told and (whole or field in fields.CLOCKS or field in fields.SPANS):
+                values[k] = 0 if field in fields.NEEDED and whole else None
         return "arrival" in self.values and self.values["arrival"][k] is not None
 
     def _name(self, field: str) -> str:
@@ -274,7 +256,7 @@ class Records:
         def tell(k: int, why: str) -> None:
             self.problems.add(self.lines[k], f"{self.labels[k]}{name}", why)
 
-        if field in CLOCKS:
+        if field in fields.CLOCKS:
             unit = source.per_second or self.units.get(field)
             if field != "arrival":  # -1: it was not taken
                 values = [None if value == -1 else value for value in values]
@@ -286,29 +268,29 @@ class Records:
             values = [len(value) if isinstance(value, list) else value for value in values]
         if field == "tpot":
             values = [*map(mean_gap, values, self.values["output"])]
-        if field in SPANS:
+        if field in fields.SPANS:
             return spans(values, tell) / (source.per_second or 1.0)
-        if field in COUNTS or field in PRIORITY:
+        if field in fields.COUNTS or field in fields.PRIORITY:
             untold = -1 if field == "prefix_request" else 0
-            least = -LARGEST if field in PRIORITY else 0 if field in NEEDED else -1
+            least = -LARGEST if field in fields.PRIORITY else 0 if field in fields.NEEDED else -1
             found = counts(values, tell, least)  # -1: where Parquet has no cell
             for k, value in enumerate(values if self.dotted else ()):
                 if isinstance(value, str) and THOUSANDS.fullmatch(value.strip()):
                     tell(k, f"{value!r}: its dot may mark thousands; write it without one")
-            if field in NEEDED and (found == LARGEST).any():
+            if field in fields.NEEDED and (found == LARGEST).any():
                 _need(values, "is not a whole number", tell)
             found[found == LARGEST] = untold
-            return found if field in PRIORITY else np.maximum(found, untold)
+            return found if field in fields.PRIORITY else np.maximum(found, untold)
         if field in WORDED:
             return names(values, UNTOLD.get(field, ""), tell)
-        told = field in NOTED or field == "total"
+        told = field in fields.NOTED or field == "total"
         return ["" if value is None else str(value) for value in values] if told else None
 
 
 def _first_told(field: str, values: Iterable[object]) -> object:
     """Return the first value that there is, and where several columns may tell, that says it."""
     there = [value for value in values if value is not None and value != ""]
-    if field in SEVERAL and len(there) > 1:
+    if field in fields.SEVERAL and len(there) > 1:
         there = [value for value in there if is_told(field, str(value))] or there
     return there[0] if there else None
 

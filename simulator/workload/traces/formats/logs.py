@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces import fields
 from simulator.workload.traces.documents import flat, json_objects, lines, objects_of
-from simulator.workload.traces.fields import (
-    NAMES,
-    NEEDED,
-    PATTERNS,
-    find_fields,
-    parse_date,
-    source,
-)
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.formats.tables import Found
@@ -32,7 +25,9 @@ IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 TRACES = ("traceId", "context.trace_id")
 UNEQUAL = "enclosing spans whose tokens are not the sum of what they enclose, left out all the same"
-KINDS, MODELS, CALL = (NAMES[f"spans' {what}"].split() for what in ("kinds", "models", "calls"))
+KINDS, MODELS, CALL = (
+    fields.NAMES[f"spans' {what}"].split() for what in ("kinds", "models", "calls")
+)
 
 
 def spans(path: Path, problems: Problems) -> Iterator[Found]:
@@ -42,7 +37,7 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
     found = [*{_key(span) or k: (line, span) for k, (line, span) in enumerate(every)}.values()]
     notes["spanId: spans that come again left out"] = len(every) - len(found)
     told = [
-        all(any(span.get(name) is not None for name in columns[f].names) for f in NEEDED)
+        all(any(span.get(name) is not None for name in columns[f].names) for f in fields.NEEDED)
         for _, span in found
     ]
     if found and not any(told) and not problems.count:
@@ -143,7 +138,7 @@ def _spans_of_page(value: Mapping[str, Any]) -> tuple[str, ...] | None:
     return ("data",) if isinstance(value.get("data"), list) else None
 
 
-DATE, ASKED, PAIR = (PATTERNS[name] for name in ("date", "asked", "pair"))
+DATE, ASKED, PAIR = (fields.PATTERNS[name] for name in ("date", "asked", "pair"))
 
 
 def read_access_log(path: Path, form: Format) -> Table:
@@ -161,7 +156,7 @@ def read_access_log(path: Path, form: Format) -> Table:
         pairs = {name: value.strip("\"'") for name, value in told if value != "None"}
         if "'finish_reason': {" in line:  # SGLang's: {'type': 'stop', ..}
             pairs["finish_reason"] = pairs.pop("type", "")
-        if {"prompt", "output"} <= find_fields(pairs).keys():
+        if {"prompt", "output"} <= fields.find_fields(pairs).keys():
             if asked := ASKED.search(line):
                 pairs |= zip(("path", "status_code", "error"), asked.groups(""), strict=True)
             if date is None:
@@ -176,9 +171,9 @@ def read_access_log(path: Path, form: Format) -> Table:
             f"{path}:1: prompt_tokens: no line tells its tokens, as prompt_tokens=812 "
             "completion_tokens=64"
         )
-    sources = find_fields(names) | {"arrival": source("date", unit="us")}
+    sources = fields.find_fields(names) | {"arrival": fields.source("date", unit="us")}
     if "request_time" in names:
-        sources["e2el"] = source("request_time")
+        sources["e2el"] = fields.source("request_time")
     for name in ("success", "turn"):
         sources.pop(name, None)
     records = Records(problems, form, sources)
@@ -191,7 +186,7 @@ def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problem
     """Return when a request came, us since 1970."""
     try:
         took = float(pairs.get("request_time", pairs.get("e2e_latency", 0)))
-        return parse_date(date.replace(",", ".")) - round(took * 1e6)
+        return fields.parse_date(date.replace(",", ".")) - round(took * 1e6)
     except (ValueError, OverflowError):
         problems.add(number, "date", f"{date!r}, or request_time, cannot be read")
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces import fields
 from simulator.workload.traces.csv_columns import header, json_keys, json_rows, read_csv
 from simulator.workload.traces.documents import (
     Item,
@@ -21,15 +22,6 @@ from simulator.workload.traces.documents import (
     parquet_names,
     parquet_rows,
 )
-from simulator.workload.traces.fields import (
-    Sources,
-    check_needed,
-    find_fields,
-    has_requests,
-    lacks,
-    parse_columns,
-    without_length,
-)
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.records import Records
 
@@ -38,11 +30,11 @@ ANSWER = "message.id"  # of Claude Code's lines
 
 def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
-    sources = None if columns is None else parse_columns(columns)
+    sources = None if columns is None else fields.parse_columns(columns)
     named = sources is not None
     if sources and "cached" in sources:  # told, it is where each prompt starts
         sources["warm"] = sources["cached"]
-    if sources is not None and "arrival" in lacks(sources):
+    if sources is not None and "arrival" in fields.lacks(sources):
         text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
         warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)
@@ -65,15 +57,15 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     return records.table()
 
 
-def _by_names(names: Sequence[str], place: str, told: Sources | None) -> Sources:
+def _by_names(names: Sequence[str], place: str, told: fields.Sources | None) -> fields.Sources:
     """Find the columns by their names, or lengths alone beside what the user says of others.
 
     HeadwayError where needed ones are not there.
     """
-    sources: Sources = without_length(find_fields(names), ())
+    sources: fields.Sources = fields.without_length(fields.find_fields(names), ())
     if told is not None:
         sources = {f: sources[f] for f in ("prompt", "output") if f in sources} | dict(told)
-    check_needed(sources if told is None else {"arrival", *sources}, place)
+    fields.check_needed(sources if told is None else {"arrival", *sources}, place)
     return sources
 
 
@@ -97,7 +89,7 @@ def _in_page(values: dict[str, Any]) -> list[dict[str, Any]]:
 @cache
 def _are_of_request(names: tuple[str, ...]) -> bool:
     """As `has_requests`, of names that come again and again."""
-    return has_requests(names)
+    return fields.has_requests(names)
 
 
 def _once(problems: Problems, found: list[Item]) -> list[Item]:
@@ -120,7 +112,7 @@ def _once(problems: Problems, found: list[Item]) -> list[Item]:
 def _requests_in(values: Mapping[str, object], needed: Sequence[str]) -> tuple[str, ...] | None:
     """Return the key of the requests in an object; None: it is one."""
     found, steps = flat(values), list_of_objects(values)
-    if not found.keys().isdisjoint(needed) or (not needed and has_requests(found)):
+    if not found.keys().isdisjoint(needed) or (not needed and fields.has_requests(found)):
         return None
     return steps if steps or needed else None
 
@@ -137,7 +129,7 @@ def first_request(head: Head) -> dict[str, object]:
     """Return the first request of a JSON file, flat."""
     found = flat(head.first)
     steps = list_of_objects(head.first)
-    if not steps or has_requests(found):
+    if not steps or fields.has_requests(found):
         return found
     nested = head.first[steps[0]]
     assert isinstance(nested, list)
@@ -148,4 +140,4 @@ def is_known(head: Head) -> bool:
     """Return whether times and lengths are there under names that are known."""
     if {"sessionId", "parentUuid"} <= head.keys:  # Claude Code's
         return True
-    return has_requests(head.columns) or has_requests(first_request(head))
+    return fields.has_requests(head.columns) or fields.has_requests(first_request(head))
