@@ -159,3 +159,16 @@ def test_no_result_and_no_object_are_named(put):
     for text in (f"{request} 7", f'{{"data": [{request}]}}\n3\n'):
         with pytest.raises(HeadwayError, match=r":[12]: line: not a JSON object"):
             read_trace(put(text), "requests")
+
+
+@pytest.mark.parametrize("name", ["inter_arrival_s", "time_since_last_ms", "iat", "gap_time"])
+def test_gaps_between_requests_are_no_times(put, name):
+    """They are not proposed as arrivals, and whoever names them as such is told."""
+    path = put(f"{name},prompt_tokens,output_tokens\n0,9,5\n0.5,9,5\n0.5,9,5\n")
+    with pytest.raises(
+        HeadwayError, match="no column of arrivals: all would come at once"
+    ) as found:
+        detect_format(path)
+    assert name not in str(found.value)
+    said = told(path, columns={"arrival": name, "prompt": "prompt_tokens"})[1]
+    assert any("gives gaps between requests by its name" in text for text in said)

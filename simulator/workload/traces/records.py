@@ -20,20 +20,11 @@ import numpy as np
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import short_repr
 from simulator.workload.traces import fields
+from simulator.workload.traces import values as cells
 from simulator.workload.traces.format import Format, Numbers, Problems, Table
 from simulator.workload.traces.ledger import BESIDE, is_told, sort_columns
 from simulator.workload.traces.make_table import UNTOLD, Columns, make_table, pick
 from simulator.workload.traces.outcomes import JUDGED, apart, failures, unknown_words
-from simulator.workload.traces.values import (
-    LARGEST,
-    NOTHING,
-    clock,
-    counts,
-    date_of,
-    is_plain,
-    names,
-    spans,
-)
 from simulator.workload.workload import Ints
 
 WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media", "request_id")
@@ -207,6 +198,8 @@ class Records:
         gap, least, most = np.ptp(times) / (len(times) - 1), times.min(), times.max()
         if told and per_second > 1 and fields.DATES[0] < least and most < fields.DATES[1]:
             yield f"are dates, if it counts seconds; arrival={name}:s says that it does"
+        if re.search(fields.NAMES["gaps"], fields.plain_words(name)):
+            yield "gives gaps between requests by its name, and is taken as times: add them up"
         if told:
             return
         if not gap and times[0]:
@@ -239,7 +232,7 @@ class Records:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""
         for field, values in self.values.items():
             whole = field in fields.COUNTS or field in fields.PRIORITY
-            told = is_plain(values[k], whole=whole) or date_of(values[k]) is not None
+            told = cells.is_plain(values[k], whole=whole) or cells.date_of(values[k]) is not None
             if not told and (whole or field in fields.CLOCKS or field in fields.SPANS):
                 values[k] = 0 if field in fields.NEEDED and whole else None
         return "arrival" in self.values and self.values["arrival"][k] is not None
@@ -260,7 +253,7 @@ class Records:
             unit = source.per_second or self.units.get(field)
             if field != "arrival":  # -1: it was not taken
                 values = [None if value == -1 else value for value in values]
-            times, self.units[field] = clock(values, unit, tell)
+            times, self.units[field] = cells.clock(values, unit, tell)
             if field == "arrival" and "" not in source.names and np.isnan(times).any():
                 _need(values, "is no time", tell)
             return times
@@ -269,20 +262,21 @@ class Records:
         if field == "tpot":
             values = [*map(mean_gap, values, self.values["output"])]
         if field in fields.SPANS:
-            return spans(values, tell) / (source.per_second or 1.0)
+            return cells.spans(values, tell) / (source.per_second or 1.0)
         if field in fields.COUNTS or field in fields.PRIORITY:
             untold = -1 if field == "prefix_request" else 0
-            least = -LARGEST if field in fields.PRIORITY else 0 if field in fields.NEEDED else -1
-            found = counts(values, tell, least)  # -1: where Parquet has no cell
+            least: float = 0 if field in fields.NEEDED else -1
+            least = -cells.LARGEST if field in fields.PRIORITY else least
+            found = cells.counts(values, tell, least)  # -1: where Parquet has no cell
             for k, value in enumerate(values if self.dotted else ()):
                 if isinstance(value, str) and THOUSANDS.fullmatch(value.strip()):
                     tell(k, f"{value!r}: its dot may mark thousands; write it without one")
-            if field in fields.NEEDED and (found == LARGEST).any():
+            if field in fields.NEEDED and (found == cells.LARGEST).any():
                 _need(values, "is not a whole number", tell)
-            found[found == LARGEST] = untold
+            found[found == cells.LARGEST] = untold
             return found if field in fields.PRIORITY else np.maximum(found, untold)
         if field in WORDED:
-            return names(values, UNTOLD.get(field, ""), tell)
+            return cells.names(values, UNTOLD.get(field, ""), tell)
         told = field in fields.NOTED or field == "total"
         return ["" if value is None else str(value) for value in values] if told else None
 
@@ -302,7 +296,7 @@ def mean_gap(gaps: object, output: object) -> object:
             gaps = json.loads(gaps)
     if not isinstance(gaps, list) or not all(type(gap) in (int, float) for gap in gaps):
         return gaps
-    tokens = float(str(output)) if is_plain(output, whole=True) else 0.0
+    tokens = float(str(output)) if cells.is_plain(output, whole=True) else 0.0
     return sum(gaps) / (tokens - 1) if tokens > 1 and gaps else None
 
 
@@ -311,5 +305,5 @@ def _need(values: Sequence[object], why: str, tell: Callable[[int, str], object]
     for k, value in enumerate(values):
         if value is None:
             tell(k, "missing")
-        elif isinstance(value, str) and value.strip().lower() in NOTHING:
+        elif isinstance(value, str) and value.strip().lower() in cells.NOTHING:
             tell(k, f"{short_repr(value)} {why}")
