@@ -383,16 +383,6 @@ def test_prompts_beyond_a_step_are_refused_by_tensorrt_llm_alone(capsys) -> None
     assert "[MemUsageChange]" in capsys.readouterr().out
 
 
-def test_drafts_take_a_part_of_each_token(capsys) -> None:
-    """EAGLE's layer has a cache as one of the model's: 33 layers of 4 KiB."""
-    drafts = "{method: eagle, num_speculative_tokens: 3}"
-    words = ["--model", "llama-3-8b", "--gpu", "H100-80GB"]
-    alone = figures(capsys, *words)["kv_bytes_per_token"]
-    assert figures(capsys, *words, "--speculative-config", drafts)["kv_bytes_per_token"] == (
-        alone / 32 * 33
-    )
-
-
 def test_what_starts_a_server_is_sought_once(capsys, monkeypatch) -> None:
     """The scenario's check sought it, too, and its words were lost."""
     sought = []

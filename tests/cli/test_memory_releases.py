@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.main import main
+from tests.cli.test_memory import figures
 
 MODELS = Path(__file__).parents[2] / "simulator" / "models" / "configs"
 
@@ -266,3 +267,13 @@ def test_what_does_not_start_does_not_fit(capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is False
     assert main(["memory", "--gpu", "L4", "--model", "llama-3-70b", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["kv_cache_bytes"] == 0
+
+
+def test_drafts_take_a_part_of_each_token(capsys) -> None:
+    """EAGLE's layer has a cache as one of the model's: 33 layers of 4 KiB."""
+    drafts = "{method: eagle, num_speculative_tokens: 3}"
+    words = ["--model", "llama-3-8b", "--gpu", "H100-80GB"]
+    alone = figures(capsys, *words)["kv_bytes_per_token"]
+    assert figures(capsys, *words, "--speculative-config", drafts)["kv_bytes_per_token"] == (
+        alone / 32 * 33
+    )

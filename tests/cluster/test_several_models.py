@@ -79,7 +79,7 @@ def test_models_are_drawn_by_weight(tmp_path: Path) -> None:
         ("cluster.failures={mtbf: 100}", "cluster.failures: needs one model"),
         ("cluster.pods=1", "cluster.pods: needs one model|if there are pods"),
         ("cluster.groups.large.model=no-such", "cluster.groups.large.model: no file and no ship"),
-        ("workload.models={a: 0}", "workload.models: must be {name: weight}"),
+        ("workload.models={a: 0}", "workload.models: must have a weight above 0 .{name: weight}"),
     ],
 )
 def test_what_goes_with_one_model_alone_is_refused(

@@ -340,45 +340,10 @@ def test_gpus_share_no_block_of_an_expert() -> None:
     assert loaded(model, H100, eight.model_copy(update={"tensor_parallel_size": 4})).layers[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("config", "gpu", "least"),
-    [
-        (QUARK, "A100-80GB", "quark fp8 from compute capability 8.9"),
-        (COMPRESSED, "V100-16GB", "from compute capability 7.5"),
-        ({"quant_method": "fbgemm_fp8"}, "T4", "fbgemm_fp8 from compute capability 8.0"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "V100-16GB", "nvfp4 from compute"),
-    ],
-)
-def test_a_gpu_may_be_too_old_for_a_method(config: dict, gpu: str, least: str) -> None:
-    """vLLM 0.33's get_min_capability of methods and of Quark's and compressed-tensors' schemes."""
-    model = replace(load_model("llama-3-8b"), checkpoint=read_quantization(config))
-    with pytest.raises(ValueError, match=least):
-        loaded(model, find_gpu(gpu), EngineSizes())
-    assert loaded(model, find_gpu("L4"), EngineSizes()).layers[0] > 0
-    assert loaded(model, find_gpu(gpu), EngineSizes(fraction_of="free")).layers[0] > 0
-
-
 def test_a_model_without_mtp_layers_drafts_nothing() -> None:
     drafts = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": 0.0}
     with pytest.raises(ValueError, match="llama-3-8b has no MTP layers"):
         loaded(load_model("llama-3-8b"), H100, EngineSizes(speculative_config=drafts))
-
-
-@pytest.mark.parametrize(
-    ("model", "gpu", "keys", "least"),
-    [
-        ("gpt-oss-20b", "T4", {}, "mxfp4 from compute capability 8.0"),
-        ("llama-3-8b", "V100-16GB", {"quantization": "fp8"}, "fp8 from compute capability 7.5"),
-        ("llama-3-8b", "T4", {"dtype": "bfloat16"}, "bfloat16 from compute capability 8.0"),
-    ],
-)
-def test_a_gpu_may_be_too_old_for_a_format(model: str, gpu: str, keys: dict, least: str) -> None:
-    """They were counted as if they ran."""
-    with pytest.raises(ValueError, match=least):
-        loaded(load_model(model), find_gpu(gpu), EngineSizes(**keys))
-    assert (
-        loaded(load_model("llama-3-8b"), find_gpu(gpu), EngineSizes(dtype="float16")).layers[0] > 0
-    )
 
 
 VISIONS = {

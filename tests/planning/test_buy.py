@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from headway.cli.main import main
-from headway.planning.buy import Answer, _confirm, line, orders
+from headway.planning.buy import Answer, line, orders
 from headway.planning.buy_report import buy_lines, buying_problem, wanted_gpus
 from headway.planning.candidate import resources
 from headway.planning.market import FEW, Market, Offer
@@ -373,32 +373,3 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
     criteria.slos = [parse_slo("goodput>=0.99")]
     told = buy_lines(problem, Answer([best], [], True))  # type: ignore[arg-type]
     assert "bound: goodput, with at most 10 % of the misses it allows" in "".join(told)
-
-
-def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> None:
-    """Of two settings of one order the answer is the one that longer runs judged."""
-
-    def offer(gpu: str, label: str, strain: float, price: float) -> Offer:
-        found = SearchResult(Trial(2.0, strain=(strain,) * 3), [])
-        return Offer({"label": label}, result=found, gpu=gpu, price=price)
-
-    takes = {"A": 2.0, "B": 2.0}  # replicas, by longer runs
-
-    def longer(_problem, offers, _runs) -> None:
-        (one,) = offers
-        one.result = SearchResult(Trial(takes[one.gpu], seconds=600.0, strain=(-0.1,) * 3), [])
-
-    monkeypatch.setattr("headway.planning.buy.search_all", longer)
-    ranked = [
-        offer("A", "first", -0.5, 1.0),
-        offer("A", "alike", -0.4, 1.0),
-        offer("B", "", 0.0, 2.0),
-    ]
-    judged = _confirm(None, ranked, None)  # type: ignore[arg-type]
-    assert [one.best.seconds for one in judged] == [600.0, None, 600.0]
-    assert [one.gpu for one in orders(judged)] == ["A", "B"]
-    assert judged[0].varied["label"] == "first"
-    takes["A"] = 5.0  # it costs more than the other then, and is not lost
-    judged = _confirm(None, ranked, None)  # type: ignore[arg-type]
-    assert [(one.gpu, one.cost) for one in judged] == [("B", 4.0), ("A", 5.0), ("A", 5.0)]
-    assert all(one.best.seconds for one in judged)

@@ -42,7 +42,7 @@ DECLARED = {
 }
 """Names of each kind, and the files that declare them."""
 USES = re.compile(
-    r"parity\.py$|schedulers/vllm/admission\.py$|diagnosis/(advice|prefixes)\.py$|scenario/checks\.py$"
+    r"parity\.py$|schedulers/vllm/admission\.py$|diagnosis/(advice|memory_advice|prefixes)\.py$|scenario/checks\.py$"
 )
 """Files that do what a name says, or draw cases of it."""
 
