@@ -94,7 +94,7 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
 
 def test_no_image_is_longer_than_a_step_may_schedule() -> None:
     """Whole images (disable_chunked_mm_input) of more tokens would wait for ever."""
-    for number in range(200):
+    for number in range(400):
         config = (case := draw_case(1, number, images=True, limits=True))["config"]
         named = [part for one in case["requests"] for part in one.get("segments", ())]
         sizes = [count for name, count in named if name.startswith("image:")]
