@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.draft_blocks import DraftBlocks
 from tests.support.with_fields import with_fields
 
 ids = count()
@@ -368,3 +369,15 @@ def test_hits_are_the_full_blocks_of_the_common_tokens(one, two, said, size) -> 
         min(len(have), len(want)),
     )
     assert board(blocks, second) == min(same, len(want) - 1) // size * size
+
+
+def test_slots_for_drafts_are_taken_after_the_first_step_before_vllm_023() -> None:
+    """A prompt of 4 tokens has its block; its fifth token takes those of 5 + 4 slots."""
+    blocks = DraftBlocks(20, 4, prefix_caching=False)
+    blocks.looks_ahead_at_once, blocks.lookahead, blocks.max_model_len = False, 4, 100
+    request = Request(0, 0.0, 4, 9)
+    blocks.admit(request, (), 4)
+    assert request.blocks == [1]
+    assert blocks.taken(request, 5) == 2
+    blocks.extend(request, 5)
+    assert request.blocks == [1, 2, 3]

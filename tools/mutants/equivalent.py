@@ -23,6 +23,11 @@ KV_CACHE = {
     ): "`insert` does the same with more work where the prompt is just what is locked",
     (
         "unshared_radix_cache.py",
+        "self.locked = 0",
+        "self.locked = 1",
+    ): "a chain sets it with its first node, and without one it counts for nothing",
+    (
+        "unshared_radix_cache.py",
         "self._clock += 1",
         "self._clock += 2",
     ): "the order of stamps counts",
