@@ -30,10 +30,7 @@ def plot(
     ] = (),  # type: ignore[assignment]
     /,
     *,
-    out: Annotated[
-        Path | None,
-        silent("picture, .png or .svg [default: OUT_DIR/KIND.png]"),
-    ] = None,
+    out: Annotated[Path | None, silent("picture, .png or .svg [default: OUT_DIR/KIND.png]")] = None,
     start: Annotated[
         float | None, Parameter(help="occupancy: from this second on [default: around the middle]")
     ] = None,

@@ -322,10 +322,7 @@ def _run_without_tables(
         text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"
         files = write_together(
             folder,
-            {
-                "summary.json": text,
-                "scenario.yaml": partial(write_scenario, scenario),
-            },
+            {"summary.json": text, "scenario.yaml": partial(write_scenario, scenario)},
         )
         remove_tables(folder, files)
         forget_partitions(folder)

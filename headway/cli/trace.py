@@ -130,12 +130,7 @@ def from_metrics(
     from simulator.models.load import shipped_name
     from simulator.util.files import check_new, write_atomic
     from simulator.workload.scrapes import read_metrics
-    from simulator.workload.server_metrics import (
-        infer_load,
-        load_figures,
-        load_text,
-        scenario_text,
-    )
+    from simulator.workload.server_metrics import infer_load, load_figures, load_text, scenario_text
 
     if out is not None:
         check_new("--out", out)

@@ -174,14 +174,20 @@ _MISSPELT = re.compile(
     r"|: must be (more than|at least|less than|at most) -?[\d.e+-]+, not "
 )
 """What is said of a name that nothing has, and of a value that is none of its kind or range."""
+_UNFIT = re.compile(r": engine\.tensor_parallel_size: \d+ |: workload\.input_len: must be less ")
+"""What is said of a value that no model of these takes."""
 
 
 def need_known_values(points: Sequence[DesignPoint]) -> None:
-    """Raise HeadwayError for keys and values that are misspelt.
+    """Raise HeadwayError for keys and values that are misspelt, and for what no model in the points
+    takes, as 3 GPUs for 32 heads.
 
-    Those that only do not go together, as 3 GPUs for 32 heads, pass: another point may do.
+    What only does not fit together passes, as a model and a GPU: another point may do.
     """
-    if wrong := [point for point in points if any(map(_MISSPELT.search, point.errors))]:
+    good = {item for point in points if point.scenario for item in point.varied.items()}
+    wrong = [point for point in points if any(map(_MISSPELT.search, point.errors))]
+    lone = [point for point in points if point.varied.items() - good]
+    if wrong := wrong + [point for point in lone if any(map(_UNFIT.search, point.errors))]:
         raise HeadwayError(text for _, text in fold_errors(wrong))
 
 

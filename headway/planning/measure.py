@@ -13,13 +13,7 @@ from headway.planning.runs import MetricValues, read_metric_values
 from headway.planning.verdict import CERTAIN, LEVELS, WARMING_UP
 from simulator.core.log import UNFINISHED, Log
 from simulator.costs.noise import Noise
-from simulator.results.request_table import (
-    Flags,
-    Floats,
-    RequestTable,
-    gather_requests,
-    run_span,
-)
+from simulator.results.request_table import Flags, Floats, RequestTable, gather_requests, run_span
 from simulator.results.service_levels import SHARES, Slo, goodput_of, keep_bounds, request_bounds
 from simulator.results.steady_state import find_growth, find_warmup
 from simulator.scenario.scenario import Scenario

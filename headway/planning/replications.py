@@ -25,14 +25,7 @@ from headway.planning.runs import (
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, Metric, find_metric, part_values
 from headway.report.text import align
-from headway.report.winner import (
-    LEADS,
-    apart,
-    best_run,
-    overload_lines,
-    overloaded,
-    prices_differ,
-)
+from headway.report.winner import LEADS, apart, best_run, overload_lines, overloaded, prices_differ
 from headway.report.winner import winner_lines as name_winner
 from simulator.costs.noise import with_drawn_noise
 from simulator.results.steady_state import TREND

@@ -29,6 +29,7 @@ from simulator.schedulers.vllm.rules import (
 )
 from simulator.util.errors import FieldError, HeadwayError, Key, field_errors, split_key
 from simulator.util.files import resolve, why_not_regular
+from simulator.workload.generate import Generator, shortest_prompt
 
 if TYPE_CHECKING:
     from simulator.scenario.assemble_fleet import FleetSpec
@@ -73,6 +74,8 @@ def find_conflicts(
         specs = dict.fromkeys(cluster.replica_groups, alone)
         fleet = settle_fleet(scenario, cluster, scenario.models, partial(_attempt, conflicts))
         conflicts += _check_cluster(scenario, cluster, specs)
+    if runs and scenario.workload.trace is None:
+        conflicts += _check_prompts(scenario.workload.generator, [*filter(None, specs.values())])
     for blamed, others, what in conflicts:
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
@@ -136,6 +139,18 @@ def _check_admission(engine: EngineConfig, usable: int) -> Iterator[Conflict]:
         what += "that leaves none for a second request, so nobody would run beside another"
         others = "model gpu engine.watermark engine.num_gpu_blocks_override"
         yield "engine.min_decode_blocks", others, what
+
+
+def _check_prompts(workload: Generator, specs: list[EngineSpec]) -> Iterator[Conflict]:
+    """See whether any prompt that may be drawn is short enough for a model, whatever its engine."""
+    if not specs or workload.input_len is None:  # of a trace, or of no run: as `serve` without load
+        return
+    most = max(max(one.max_model_len, one.model.longest(release_of(one.engine))) for one in specs)
+    if (least := shortest_prompt(workload)) >= most:
+        name = " and ".join(dict.fromkeys(one.model.name for one in specs))
+        what = f"must be less than {most:,} (tokens that {name} takes, prompt and answer), "
+        what += f"for example {most // 2}; the shortest prompt has {least:,} tokens"
+        yield "workload.input_len", "model engine", what
 
 
 def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
@@ -280,11 +295,8 @@ def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
             yield size, f"engine.{key}", f"needs {key}: {word}"
     for key in ("store_threshold", "secondary_tiers"):
         if getattr(engine, key) and sglang:
-            yield (
-                f"engine.{key}",
-                "engine.scheduling_policy",
-                "cannot be used with the policy sglang",
-            )
+            what = "cannot be used with the policy sglang"
+            yield f"engine.{key}", "engine.scheduling_policy", what
         elif getattr(engine, key) and engine.hicache_write_policy != "write_through":
             yield f"engine.{key}", policy, "needs hicache_write_policy: write_through"
     if engine.hicache_write_policy == "write_through_selective" and not sglang:

@@ -25,10 +25,7 @@ class GroupConfig(Config):
     replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS)] = Field(
         1, description="servers, each on `gpu.count` GPUs of its own"
     )
-    model: str | None = Field(
-        None,
-        description="null, here and below: the scenario's",
-    )
+    model: str | None = Field(None, description="null, here and below: the scenario's")
     gpu: GpuConfig | None = Field(None, description="its own GPU")
     engine: EngineConfig | None = Field(None, description="keys that differ from the scenario's")
     cost: dict[str, Any] | None = Field(None, description="null: the scenario's, or by its GPU")

@@ -26,12 +26,7 @@ from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
-from simulator.workload.unused import (
-    has_media,
-    warn_of_images,
-    warn_of_limits,
-    warn_of_models,
-)
+from simulator.workload.unused import has_media, warn_of_images, warn_of_limits, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:

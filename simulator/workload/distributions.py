@@ -267,14 +267,14 @@ def parse_lengths(spec: Spec) -> Distribution:
         raise_if((not good, "", f"{short_repr(spec)} is not a whole number of 1 or more"))
         return Fixed(value)
     kind = parse_distribution(spec)
-    raise_if((_shortest_length(kind) < 1, "", "some lengths would be less than 1 token"))
+    raise_if((shortest_length(kind) < 1, "", "some lengths would be less than 1 token"))
     return kind
 
 
-def _shortest_length(kind: Distribution) -> float:
+def shortest_length(kind: Distribution) -> float:
     """Return the shortest length that a distribution yields; no trace has one below 1."""
     if isinstance(kind, Mixture):
-        return min(_shortest_length(part) for _, part in kind.parts)
+        return min(shortest_length(part) for _, part in kind.parts)
     if isinstance(kind, Empirical):
         return 1
     if isinstance(kind, Cycle):

@@ -183,6 +183,11 @@ def input_lengths(spec: Generator) -> laws.Distribution:
     return _range_around(length, spec.range_ratios.input, least)
 
 
+def shortest_prompt(spec: Generator) -> int:
+    """Return the least tokens that a prompt may have, all that begin alike included."""
+    return spec.prefix_len + int(laws.shortest_length(input_lengths(spec)))
+
+
 def output_lengths(spec: Generator) -> laws.Distribution:
     """Return the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len

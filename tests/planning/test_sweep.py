@@ -347,3 +347,20 @@ def test_of_points_that_are_alike_the_one_with_the_fewest_seats_is_best(small: P
     args += ["--slo", "p99_ttft_ms<=500", "--out", str(small.parent / "out"), "--jobs", "1"]
     assert main(["sweep", str(small), *args]) == 0
     assert "\nBest: max_num_seqs=4: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["engine.tensor_parallel_size", "gpu.count"])
+def test_a_value_that_no_point_takes_is_refused_before_any_run(small: Path, capsys, key: str):
+    """3 GPUs for 32 heads: the good points ran, and the sweep gave 1 at its end."""
+    out = small.parent / "out"
+    assert main(["sweep", str(small), "--vary", f"{key}=1,3", "--out", str(out)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ": engine.tensor_parallel_size: 3 does not divide the 4 attention heads of " in line
+    assert not out.exists()
+
+
+def test_a_value_that_one_model_takes_is_kept(small: Path):
+    """3 divides the 12 heads of opt-125m: of the other model alone it is a row's error."""
+    vary = [("model", ["opt-125m", "llama-3-8b"]), ("gpu.count", ["1", "3"])]
+    points = load_sweep_points(small, vary)
+    assert [bool(point.error) for point in points] == [False, False, False, True]

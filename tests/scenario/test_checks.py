@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.scenario.load import load_scenario
 from simulator.scenario.policy_table import POLICIES
 from tests.support.scenarios import AZURE, errors
 
@@ -174,3 +175,30 @@ def test_a_missing_trace_of_a_known_source_says_whose_it_is(write, monkeypatch):
     )
     assert "CC-BY-4.0" in told
     assert "Azure/AzurePublicDataset" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [
+        ("input_len: 1e9", "1,000,000,000"),
+        ("input_len: 8192", "8,192"),
+        ("input_len: {kind: uniform, low: 9000, high: 9999}", "9,000"),
+        ("input_len: 10000, range_ratio: 0.1", "9,000"),
+        ("input_len: 192, prefix_len: 8000", "8,192"),
+    ],
+)
+def test_prompts_of_which_the_model_takes_none(tmp_path, keys, least):
+    """A run simulated them, rejected all and ended with 1."""
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: llama-3-8b\nworkload: {{{keys}}}\n")
+    assert errors(path) == [
+        "s.yaml:2: workload.input_len: must be less than 8,192 (tokens that llama-3-8b takes, "
+        f"prompt and answer), for example 4096; the shortest prompt has {least} tokens"
+    ]
+
+
+@pytest.mark.parametrize("keys", ["input_len: 8191", "input_len: 10000, range_ratio: 0.5"])
+def test_prompts_of_which_the_model_takes_some(tmp_path, keys):
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: llama-3-8b\nworkload: {{{keys}}}\n")
+    load_scenario(path)

@@ -11,9 +11,9 @@ from tests.support.scenarios import SMALL
 @pytest.mark.parametrize(
     ("low", "high", "blocks", "reasons"),
     [
-        (8192, 8192, 100, "40 with prompts of max_model_len (8,192) tokens or more"),
+        (8190, 8190, 100, "40 with prompts of max_model_len (8,190) tokens or more"),
         (64, 64, 3, "40 too large for the 2 KV blocks of 16 tokens"),
-        (8191, 8192, 100, None),
+        (8189, 8190, 100, None),
     ],
 )
 def test_a_run_in_which_nobody_is_served_says_why(tmp_path, low, high, blocks, reasons) -> None:
@@ -23,14 +23,15 @@ def test_a_run_in_which_nobody_is_served_says_why(tmp_path, low, high, blocks, r
     sets = [
         f"workload.input_len={{kind: uniform, low: {low}, high: {high}}}",
         f"engine.num_gpu_blocks_override={blocks}",
+        "engine.max_model_len=8190",
     ]
     with pytest.warns(HeadwayWarning, match="^all 40 requests were rejected: ") as caught:
         result = run(load_scenario(path, sets))
     if reasons is None:
-        long = int((result.workload.prompt_tokens == 8192).sum())
+        long = int((result.workload.prompt_tokens == 8190).sum())
         assert 0 < long < 40
         reasons = (
-            f"{long} with prompts of max_model_len (8,192) tokens or more, {40 - long} too large "
+            f"{long} with prompts of max_model_len (8,190) tokens or more, {40 - long} too large "
             "for the 99 KV blocks of 16 tokens"
         )
     assert str(caught[0].message) == f"all 40 requests were rejected: {reasons}"

@@ -13,11 +13,4 @@ from simulator.workload.traces.formats import FORMATS, formats_with, missing_tra
 from simulator.workload.traces.read import OPTIONS, read_trace
 from simulator.workload.traces.write import write_mooncake
 
-__all__ = [
-    "FORMATS",
-    "OPTIONS",
-    "formats_with",
-    "missing_trace",
-    "read_trace",
-    "write_mooncake",
-]
+__all__ = ["FORMATS", "OPTIONS", "formats_with", "missing_trace", "read_trace", "write_mooncake"]
