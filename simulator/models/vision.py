@@ -35,6 +35,7 @@ class VisionEncoder(NamedTuple):
     most_tokens: int  # of an image
     projectors: int = 1  # and those of inner layers (DeepStack)
     is_whole: bool = False  # on each GPU of a group (Gemma 4's)
+    told_weights: int = 0  # layers times squared size as SGLang reads them, in Qwen's not its own
     beside: int = 0  # weights of an audio encoder, a table of positions, a wider MLP between
 
     @property
@@ -120,5 +121,6 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         projectors=1 + len(inner_layers or ()),
         most_tokens=patches // per_token or QWEN_TOKENS * ("depth" in block),
         is_whole=pools > 0,
+        told_weights=sizes.get("num_hidden_layers", 24) * sizes.get("hidden_size", 1024) ** 2,
         beside=beside,
     )

@@ -20,7 +20,7 @@ from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import REQUIRED, can_overlap, of_policy
-from simulator.scenario.engines import ENGINES, Defaults, offline_tokens, release_of
+from simulator.scenario.engines import BY_MEMORY, ENGINES, Defaults, offline_tokens, release_of
 from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
@@ -144,24 +144,22 @@ def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
 
 DRAFTED_SEQS = 48
 """SGLang's max_running_requests with EAGLE (`_handle_eagle_family`)."""
-SIZES = ("max_num_seqs", "max_num_batched_tokens")
+NULLABLE = ("name", "max_num_seqs", "max_num_batched_tokens")
 
 
 def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     """Fill in the defaults of the engine that the block `engine` names, by default vllm.
 
     What is no block of a known name is kept. The arguments are plain values as a scenario gives
-    them, checked or not. The SIZES may be null: the default.
+    them, checked or not. The NULLABLE may be null: the default.
     """
     if not isinstance(engine, dict):
         return engine
-    engine = {k: v for k, v in engine.items() if v is not None or k not in SIZES}
-    name, version = engine.get("name"), engine.get("version")
+    given = {k: v for k, v in engine.items() if v is not None or k not in NULLABLE}
+    engine = {"name": VLLM} | given
+    name, version = engine["name"], engine.get("version")
     told = read_release(str(version)) if isinstance(version, str | float) else None
     release = told or NEWEST_RELEASE
-    if name is None:
-        name = VLLM
-        engine = engine | {"name": name}
     if not isinstance(name, str) or name not in ENGINES:
         return engine
     known, spec = ENGINES[name], _find_model(model, engine)
@@ -170,13 +168,13 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     defaults |= {"max_num_seqs": DRAFTED_SEQS} if drafted else {}
     defaults |= _states_cache(spec, engine, release)
     own = spec.longest(release, name != VLLM) if spec else 0
-    given = engine.get("max_model_len")
-    longest = own if given in (None, "auto") else given
+    asked = engine.get("max_model_len")
+    longest = own if asked in (None, "auto") else asked
     if known.whole_prompts and isinstance(longest, int):
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
     found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
-    if known.by_memory is not None and found is not None:
-        defaults |= known.by_memory(found, engine)
+    if name in BY_MEMORY and found is not None and spec is not None:
+        defaults |= BY_MEMORY[name](found, engine, spec)
     if name == TEXTBOOK:
         defaults |= options_without_effect(release)
     if name == VLLM:

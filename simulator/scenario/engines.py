@@ -7,14 +7,13 @@ step after another. Each of the others selects a scheduler of its own (`docs/eng
 """
 
 import json
-from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
+from simulator.core.engine_config import VLLM, EngineConfig
 from simulator.models.engine_sizes import FractionOf
 from simulator.models.gpus import GIB, Gpu
+from simulator.models.spec import ModelSpec
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, read_release
 
 Defaults = dict[str, Any]
@@ -29,7 +28,6 @@ class Engine(NamedTuple):
     defaults: Defaults
     fraction_of: FractionOf = "all"  # what gpu_memory_utilization is a share of
     whole_prompts: bool = False  # a step holds the longest prompt: max_num_batched_tokens at least
-    by_memory: Callable[[Gpu, Defaults], Defaults] | None = None  # by the GPU's, beside keys given
 
 
 def release_of(engine: EngineConfig) -> Release:
@@ -38,7 +36,7 @@ def release_of(engine: EngineConfig) -> Release:
     return told or NEWEST_RELEASE
 
 
-def _vllm_by_memory(gpu: Gpu, _: Defaults) -> Defaults:
+def _vllm_by_memory(gpu: Gpu, _: Defaults, __: ModelSpec) -> Defaults:
     if gpu.memory >= 160 * GIB:
         return {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}
     if gpu.memory >= 70 * GIB and "A100" not in gpu.name:
@@ -54,44 +52,43 @@ def offline_tokens(gpu: Gpu) -> int:
     return 16384 if gpu.memory >= 70 * GIB and "A100" not in gpu.name else 8192
 
 
-SGLANG_SIZES = (  # GiB below which a GPU has them
-    (20, 2048, 8, 8),
-    (35, 4096, 48, 160),
-    (60, 4096, 32, 160),
-    (160, 8192, 256, 512),
-    (inf, 16384, 512, 512),
-)
-"""Of SGLang: tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four
-GPUs and on more."""
+SGLANG = json.loads((Path(__file__).parent / "sglang_memory.json").read_text("utf-8"))
+"""What of its memory SGLang derives from where it runs. `sizes`: GiB below which a GPU has them,
+tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four GPUs and on
+more. `prompt_graphs`: CUDA graphs of prompts are so many tokens apart from some tokens up to
+others. `nvidia_smi`: MiB of a GPU that it prints, more than CUDA's. Families: `text_alone` read
+no images without --enable-multimodal; `captured` have an encoder, and CUDA graphs of prompts."""
 
 
-def _sglang_by_memory(gpu: Gpu, given: Defaults) -> Defaults:
+def _sglang_by_memory(gpu: Gpu, given: Defaults, model: ModelSpec) -> Defaults:
     """Return chunks of prompts and the static share, as SGLang's `memory_hook.py` does.
 
-    Left out: what it reserves for CUDA graphs of prompts, encoders, drafts and DeepEP.
+    Left out: what it reserves for DeepEP, caps by `max_total_tokens` and of Llama 2, the larger
+    graphs of Qwen3-VL on Hopper.
     """
-    _, chunk, few, many = next(one for one in SGLANG_SIZES if gpu.memory < one[0] * GIB)
+    total = SGLANG["nvidia_smi"].get(gpu.name, gpu.memory / 2**20)
+    _, chunk, few, many = next(one for one in SGLANG["sizes"] if total < one[0] * 1024)
     tokens, gpus = given.get("max_num_batched_tokens", chunk), given.get("tensor_parallel_size", 1)
     if type(tokens) is not int or type(gpus) is not int:
         return {"max_num_batched_tokens": chunk}
+    whole = given.get("enable_chunked_prefill") is False
+    encoder = None if model.family in SGLANG["text_alone"] else model.vision
     graph, most = few if gpus < 4 else many, given.get("max_num_seqs")
-    graph = min(graph, most) if type(most) is int else graph
-    reserved = 512 + 1.5 * max(tokens, 2048) + 128 * gpus + 2 * graph
-    reserved = max(reserved, 10240 if gpu.memory > 60 * GIB else 0)  # MiB
-    share = round(max(1 - reserved / (gpu.memory / 2**20), 0.1), 3)
+    graphs = 2 * (min(graph, most) if type(most) is int else graph)
+    if model.latent:
+        graphs += 1536
+    elif not whole and (encoder is None or model.family in SGLANG["captured"]):
+        bands = SGLANG["prompt_graphs"]
+        graphs += 8 * sum(max(min(tokens, end) - start, 0) // gap for start, end, gap in bands)
+    reserved = 512 + 1.5 * max(16384 if whole else tokens, 2048) + 128 * gpus
+    reserved += 0 if given.get("enforce_eager") else graphs
+    reserved = max(reserved, 10240 if total > 60 * 1024 else 0)  # MiB
+    share = round(max(1 - reserved / total, 0.1), 3)
+    if encoder is not None:
+        share *= 0.95 * max(min(1.1 - encoder.told_weights / (240 * 2**20), 1.05), 0.8)
     return {"max_num_batched_tokens": chunk, "gpu_memory_utilization": share}
 
 
 BY_MEMORY = {VLLM: _vllm_by_memory, "sglang": _sglang_by_memory}
-SAME_COST = "the kernels' speed: the cost profile is the same for all engines"
-
-
-def _read_engines() -> dict[str, Engine]:
-    read = json.loads((Path(__file__).parent / "engines.json").read_text("utf-8"))
-    for name, engine in read.items():
-        if name not in (VLLM, TEXTBOOK):
-            engine["left_out"] += f"; {SAME_COST}"
-    return {name: Engine(**one, by_memory=BY_MEMORY.get(name)) for name, one in read.items()}
-
-
-ENGINES = _read_engines()
+TABLE = json.loads((Path(__file__).parent / "engines.json").read_text("utf-8"))
+ENGINES = {name: Engine(**one) for name, one in TABLE.items()}
