@@ -37,6 +37,7 @@ SGLang logs what is gone of the GPU, vLLM what its tensors have."""
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
+FLOATS = {"float16", "bfloat16"}  # of a cache that may be of the model's dtype alone
 LEAST_CAPABILITY = {"fp8": 7.5, "nvfp4": 7.5, "mxfp4": 8.0, "awq": 7.5, "compressed-tensors": 7.5}
 LEAST_CAPABILITY |= {"fbgemm_fp8": 8.0, "quark fp8": 8.9, "bfloat16": BFLOAT16}
 """Compute capability that vLLM's methods need at least (get_min_capability; 0.33)."""
@@ -63,6 +64,10 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     if sizes.fraction_of == "all" and sizes.dtype == "float16" and model.no_float16:
         why = f"vLLM refuses float16 for {model.name}: its numbers overflow there"
         raise ScenarioError("engine.dtype", why)
+    dtype, cache = model.resolve_dtype(sizes.dtype), sizes.kv_cache_dtype
+    if cache in FLOATS - {dtype} and sizes.term("cache of another float refused"):
+        why = f"must be auto or of 8 bits (fp8), not {cache}: vLLM refuses it beside dtype {dtype}"
+        raise ScenarioError("engine.kv_cache_dtype", why)
     method = model.checkpoint.method if model.checkpoint else ""
     asked = (word, method, f"{method} {word}", sizes.dtype)
     least, what = max((LEAST_CAPABILITY.get(one, 0.0), one) for one in asked)

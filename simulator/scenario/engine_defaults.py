@@ -198,12 +198,10 @@ def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) ->
     """Return the defaults of a prefix cache of states: one where it is simulated, and none else."""
     if spec is None or not spec.linear:
         return {}
-    policy = policy_name_of(engine)
-    known = POLICIES[str(policy)] if policy in POLICIES else None
     simulated = (
         engine["name"] == VLLM
         and release >= STATES_SINCE
-        and (policy is None or (known is not None and of_policy(known) is Scheduler))
+        and _decides_as_vllm(engine)
         and all(
             engine.get(key, value) == value
             for key, value in REQUIRED["states"].items()
@@ -281,16 +279,17 @@ def _give_windows_back(block: Defaults, release: Release) -> None:
 
     Policies of one's own may keep books of all blocks.
     """
-    policy = policy_name_of(block)
-    known = POLICIES[str(policy)] if policy in POLICIES else None
-    if policy is not None and (known is None or of_policy(known) is not Scheduler):
+    needs = REQUIRED["windows"].items()
+    if not _decides_as_vllm(block) or any(block.get(key, value) != value for key, value in needs):
         return
-    if any(block.get(key, value) != value for key, value in REQUIRED["windows"].items()):
-        return
-    if _drops_last(block.get("speculative_config"), release):
-        return
-    if release >= HYBRID_SINCE:
+    if release >= HYBRID_SINCE and not _drops_last(block.get("speculative_config"), release):
         block.setdefault("disable_hybrid_kv_cache_manager", False)
+
+
+def _decides_as_vllm(engine: Defaults) -> bool:
+    """Say whether a block's policy, if it names one, is a setting of vLLM's own scheduler."""
+    policy = policy_name_of(engine)
+    return policy is None or (policy in POLICIES and of_policy(POLICIES[str(policy)]) is Scheduler)
 
 
 def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:

@@ -6,9 +6,11 @@ import pytest
 
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import estimate
 from simulator.models.load import load_model
 from simulator.models.loaded import loaded
 from simulator.models.quantization import read_quantization
+from simulator.util.errors import ScenarioError
 from tests.models.test_quantization import COMPRESSED, QUARK
 
 
@@ -45,3 +47,26 @@ def test_a_gpu_may_be_too_old_for_a_format(model: str, gpu: str, keys: dict, lea
     assert (
         loaded(load_model("llama-3-8b"), find_gpu(gpu), EngineSizes(dtype="float16")).layers[0] > 0
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "keys", "dtype"),
+    [
+        ("H100-80GB", {"kv_cache_dtype": "float16"}, "bfloat16"),
+        ("H100-80GB", {"kv_cache_dtype": "bfloat16", "dtype": "float16"}, "float16"),
+        ("H100-80GB", {"kv_cache_dtype": "bfloat16", "dtype": "float32"}, "float32"),
+        ("V100-16GB", {"kv_cache_dtype": "bfloat16"}, "float16"),
+    ],
+)
+def test_a_cache_in_16_bits_is_of_the_models_dtype(gpu: str, keys: dict, dtype: str) -> None:
+    """vLLM 0.33's VllmConfig._reject_mismatched_float_kv_cache; SGLang has no such rule."""
+    model, on = load_model("llama-3.2-1b"), find_gpu(gpu)
+    with pytest.raises(ScenarioError, match=f"refuses it beside dtype {dtype}$"):
+        estimate(model, on, EngineSizes(**keys))
+    for others in (
+        {"release": (0, 32, 0)},
+        {"fraction_of": "static"},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": dtype},
+    ):
+        assert estimate(model, on, EngineSizes(**keys | others)).num_gpu_blocks > 0
