@@ -63,8 +63,8 @@ no images without --enable-multimodal; `captured` have an encoder, and CUDA grap
 def _sglang_by_memory(gpu: Gpu, given: Defaults, model: ModelSpec) -> Defaults:
     """Return chunks of prompts and the static share, as SGLang's `memory_hook.py` does.
 
-    Left out: what it reserves for DeepEP, caps by `max_total_tokens` and of Llama 2, the larger
-    graphs of Qwen3-VL on Hopper.
+    Left out: what it reserves for DeepEP, a cap by `max_total_tokens`, larger graphs of Qwen3-VL on
+    Hopper.
     """
     total = SGLANG["nvidia_smi"].get(gpu.name, gpu.memory / 2**20)
     _, chunk, few, many = next(one for one in SGLANG["sizes"] if total < one[0] * 1024)
@@ -79,7 +79,8 @@ def _sglang_by_memory(gpu: Gpu, given: Defaults, model: ModelSpec) -> Defaults:
         graphs += 1536
     elif not whole and (encoder is None or model.family in SGLANG["captured"]):
         bands = SGLANG["prompt_graphs"]
-        graphs += 8 * sum(max(min(tokens, end) - start, 0) // gap for start, end, gap in bands)
+        last = min(tokens, 4096) if "llama-2" in model.name.lower() else tokens
+        graphs += 8 * sum(max(min(last, end) - start, 0) // gap for start, end, gap in bands)
     reserved = 512 + 1.5 * max(16384 if whole else tokens, 2048) + 128 * gpus
     reserved += 0 if given.get("enforce_eager") else graphs
     reserved = max(reserved, 10240 if total > 60 * 1024 else 0)  # MiB
