@@ -42,7 +42,7 @@ class Setup:
         None
     )
     device: Annotated[str, Parameter(help="cpu or cuda")] = "cpu"
-    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0
+    budget_s: Annotated[float, Parameter(help="seconds to measure, at most")] = 480.0
     num_blocks: Annotated[int, whole(), Parameter(help="KV blocks of the engine")] = 4096
     block_size: Annotated[int, whole(), Parameter(help="tokens in a block")] = 16
     max_num_seqs: Annotated[int, whole(), Parameter(help="most sequences in a step")] = 64

@@ -32,10 +32,10 @@ def compare(
     vary: Vary = None,
     variant: Annotated[
         list[str] | None,
-        silent("a run by name, 'NAME: dotted.key=value, ...' (repeated, in place of --vary)"),
+        silent("a named run, as 'many: engine.max_num_seqs=256' (repeatable, in place of --vary)"),
     ] = None,
     all_: Annotated[
-        bool, silent("also show rows that hardly differ, or may differ by chance", "--all")
+        bool, silent("show rows that hardly differ or may differ by chance, too", "--all")
     ] = False,
     until_decided: Annotated[
         bool,

@@ -47,17 +47,16 @@ ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
 Port = Annotated[int, Parameter(help="port to listen at; 0: one that is free"), whole(0, 65535)]
-SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
+SetKeys = Annotated[list[str] | None, silent("set a key, as gpu.count=2 (repeatable)", "--set")]
 LaunchOption = Annotated[
     str | None,
     silent(
-        "a command that starts a server, or a file with one: its model and engine in place of the "
-        "scenario's",
+        "a launch command, or a file that has it: its model and engine replace the scenario's",
         "--command",
     ),
 ]
-Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
-Workers = Annotated[int | None, silent("workers [default: one per core]"), whole()]
+Vary = Annotated[list[str] | None, silent("values to try, as seed=1,2 (repeated: all combined)")]
+Workers = Annotated[int | None, silent("worker processes [default: one per core]"), whole()]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
 Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
 Slo = Annotated[
@@ -69,7 +68,7 @@ NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own
 
 CharsPerToken = Annotated[
     float | None,
-    silent("characters of a token, for texts (ShareGPT, custom): about 4 in English"),
+    silent("characters per token, where a file has texts: about 4 in English"),
 ]
 
 
@@ -80,14 +79,14 @@ class Reading:
 
     columns: Annotated[
         str | None,
-        silent("names of the columns, as arrival=start_ms,prompt=prompt_tokens,output=.."),
+        silent("which column has what, as arrival=start_ms,prompt=tokens_in,output=tokens_out"),
     ] = None
     chars_per_token: CharsPerToken = None
     encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (
         None
     )
     result: Annotated[
-        int | None, silent("which benchmark of several in a file, from 1 on"), whole()
+        int | None, silent("number of the benchmark, if the file has several; from 1"), whole()
     ] = None
 
     @property
@@ -159,8 +158,11 @@ def with_launch(
 
 
 def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:
-    """Return the overrides, and service levels in the place of the scenario's."""
-    return [*overrides] if slo is None else [*overrides, f"slo={json.dumps([*slo])}"]
+    """Return the overrides, and service levels in the place of the scenario's.
+
+    The blank tells errors that `--slo` gave them, and not `--set slo=[...]`.
+    """
+    return [*overrides] if slo is None else [*overrides, f"slo= {json.dumps([*slo])}"]
 
 
 @Parameter(name="*")
@@ -169,17 +171,17 @@ class RunOptions:
     """How run and compare simulate, measure and report."""
 
     slo: Slo = None
-    stepwise: Annotated[bool, silent("simulate steps one by one: same result, slower")] = False
+    stepwise: Annotated[bool, silent("simulate each step by itself: same result, slower")] = False
     format: Annotated[Literal["csv", "parquet"], Parameter(help="format of the tables")] = "csv"
     quiet: Quiet = False
     json_: Json = False
     replications: Annotated[
         int | None,
-        silent("number of runs, 2 or more; each draws arrivals, lengths and cost errors anew"),
+        silent("runs, 2 or more; each draws arrivals, lengths and cost errors anew [default: 1]"),
         whole(),
     ] = None
-    warmup: Annotated[float, silent("s after the first request to leave out"), between(0)] = 0.0
-    cooldown: Annotated[float, silent("s before the last request to leave out"), between(0)] = 0.0
+    warmup: Annotated[float, silent("seconds left out after the first request"), between(0)] = 0.0
+    cooldown: Annotated[float, silent("seconds left out before the last request"), between(0)] = 0.0
 
 
 DEFAULT_RUN = RunOptions()

@@ -34,7 +34,7 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     vary: Vary = None,
     fewest: Annotated[
-        str | None, silent("dotted.key=LOW..HIGH: find the lowest value that keeps the levels")
+        str | None, silent("find the lowest value that keeps the levels, as cluster.replicas=1..8")
     ] = None,
     cheapest: Annotated[
         bool, silent("find the cheapest combination of --vary that keeps the levels")
@@ -49,7 +49,7 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     precision: Annotated[
         str | None,
-        silent("with --buy: dtype of the weights, as bf16 or fp8 [default: any profiled]"),
+        silent("with --buy: dtype of the weights, as bf16 or fp8 [default: each that is profiled]"),
     ] = None,
     objective: Annotated[
         Literal["cost", "energy"] | None,
@@ -58,23 +58,23 @@ def plan(  # more than 80 lines: 50 are its options
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
         int | None,
-        Parameter(help="runs of each load that one run cannot decide [default: 3]"),
+        Parameter(help="runs of a load, if one run cannot decide it [default: 3]"),
         whole(),
     ] = None,
     tolerance: Annotated[
-        float | None, Parameter(help="tolerance of the largest rate, a share [default: 0.05]")
+        float | None, Parameter(help="relative error allowed in the largest rate [default: 0.05]")
     ] = None,
     min_duration: Annotated[
-        float | None, Parameter(help="least s of load in each run that decides [default: 600]")
+        float | None, Parameter(help="least seconds of load in a run that decides [default: 600]")
     ] = None,
     max_duration: Annotated[
-        float | None, Parameter(help="s of load in the longest run [default: 2400]")
+        float | None, Parameter(help="seconds of load in the longest run [default: 2400]")
     ] = None,
     window: Annotated[
-        float | None, silent("s of each stretch that must keep the bounds; 3600: each hour")
+        float | None, silent("seconds of each stretch that must keep the levels; 3600: each hour")
     ] = None,
     optuna: Annotated[
-        int | None, silent("try this many of the combinations, chosen by Optuna"), whole()
+        int | None, silent("how many combinations to try, chosen by Optuna [default: all]"), whole()
     ] = None,
     jobs: Workers = None,
     out: Annotated[
@@ -82,7 +82,7 @@ def plan(  # more than 80 lines: 50 are its options
         silent("folder for the files [default: out/NAME-plan; -plan-2 ... for other questions]"),
     ] = None,
     deploy: Annotated[
-        Path | None, silent("folder for files that deploy the best: Kubernetes, Helm values")
+        Path | None, silent("folder for files that start the best's servers: Kubernetes, Helm")
     ] = None,
     quiet: Quiet = False,
     json_: Json = False,

@@ -59,14 +59,14 @@ class Exports:
         Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
     ] = None
     prometheus_interval: Annotated[
-        float, silent("s between two samples of --prometheus [default: 15]"), between(1e-3, 10**9)
+        float, silent("seconds between samples of --prometheus [default: 15]"), between(1e-3, 10**9)
     ] = SAMPLING_INTERVAL
     prometheus_start: Annotated[
-        str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
+        str | None, silent("date at which --prometheus starts, or seconds since 1970 [default: 0]")
     ] = None
     deploy: Annotated[
         Path | None,
-        silent("folder for files that deploy this: Kubernetes, Helm values, vllm serve"),
+        silent("folder for files that start these servers: Kubernetes, Helm, vllm serve"),
     ] = None
 
     @property

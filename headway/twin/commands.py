@@ -123,7 +123,7 @@ def tokenizer(
     folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
     /,
     *,
-    vocab_size: Annotated[int, Parameter(help="tokens, at most"), whole(300, 100_000)] = 4000,
+    vocab_size: Annotated[int, Parameter(help="most tokens in it"), whole(300, 100_000)] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
     from headway.twin.api.tokenizers import train

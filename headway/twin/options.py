@@ -30,15 +30,15 @@ class ServeOptions:
     ] = None
     api_key: Annotated[
         list[str] | None,
-        silent("clients must give one of these keys [default: VLLM_API_KEY, or none]"),
+        silent("key that clients must give (repeatable) [default: VLLM_API_KEY, or none]"),
         Parameter(consume_multiple=True),
     ] = None
     startup_delay: Annotated[
         float,
-        Parameter(help="simulated s until replicas are up; /health returns 503 before"),
+        Parameter(help="simulated seconds until replicas are up; /health returns 503 before"),
         between(0, 1_000_000),
     ] = 0.0
-    admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False
+    admin: Annotated[bool, silent("accept POST /admin/..., to slow, hang or fail replicas")] = False
     kv_events_config: Annotated[
         str | None, silent("vLLM's JSON: publish prefix cache events over ZMQ [default: none]")
     ] = None

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from headway.cli.main import main
 from simulator.util.version import __version__
 from tests.support.commands import headway, python
@@ -15,6 +17,15 @@ def test_help_has_a_line_for_every_command(capsys):
         assert re.search(rf"{command} +[A-Z]", told)
     assert main([]) == 0
     assert capsys.readouterr().out == told
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "plot", "serve", "shadow", "calibrate"])
+def test_help_writes_seconds_out(capsys, monkeypatch, verb):
+    """`s of each stretch` was read twice; after a number and at a line's end it is read once."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([verb, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert not re.findall(r"(?<!\d) s (?:of|until|before|after|between|in|since)\b.*", told)
 
 
 def test_version(capsys):
