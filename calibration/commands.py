@@ -22,6 +22,7 @@ from headway.cli.options import (
     Quiet,
     Reading,
     Settings,
+    named_by_option,
     print_json,
     refuse_own_code,
     silent,
@@ -50,7 +51,7 @@ class RunningServer:
         str | None,
         Parameter(help="drive this running vLLM (http://HOST:PORT), and write its scenario"),
     ] = None
-    minutes: Annotated[float | None, silent("with --server: time to drive it [default: 5]")] = None
+    minutes: Annotated[float | None, silent("with --server: minutes of load [default: 5]")] = None
     max_rate: Annotated[
         float | None, silent("with --server: requests/s at most [default: up to saturation]")
     ] = None
@@ -170,7 +171,8 @@ def _calibrate_from_log(
         return int(not whole)
     assert loaded is not None
     if requests is not None:
-        print(calibrate_from_requests(requests, loaded, folder, **reading.given))
+        with named_by_option(reading.given):
+            print(calibrate_from_requests(requests, loaded, folder, **reading.given))
     else:
         print(calibrate_from_steps(log, loaded, folder))
     return 0
@@ -212,13 +214,14 @@ def _check_source(
         if source != "--model":
             wrong += [f"{option}: needs --model, not {source}" for option in measuring]
         if source in LOGS and "--scenario" not in others:
-            wrong.append(f"{source}: needs --scenario, which says what the server is")
+            wrong.append(f"{source}: needs --scenario, which says what the server is, as s.yaml")
         elif "--set" in others and "--scenario" not in others and source == TRACE:
-            wrong.append("--set: needs --scenario")
+            wrong.append("--set: needs --scenario, as s.yaml")
     if wrong:
         raise HeadwayError(wrong)
 
 
+VALIDATE = "validate: give a folder of `headway live`, as out/demo-live, or --measured runs"
 LOGS = ("--from-requests", "--from-steps")
 TRACE = "--from-torch-profile"
 SOURCES_OF = {
@@ -348,7 +351,7 @@ def validate(
     ] = None,
     cells: Annotated[
         list[str] | None,
-        silent("with --measured: COLUMN=VALUE where a run's cell is empty (repeatable)", "--set"),
+        silent("with --measured: what fills empty cells, as gpu=A100-80GB (repeatable)", "--set"),
     ] = None,
     command: Annotated[
         str | None, silent("with --measured: the servers' command where a run's cell has none")
@@ -373,7 +376,7 @@ def validate(
     """Compare a live run, or real servers' measured runs, with their simulation."""
     refuse_own_code(no_own_code)
     if (folder is None) == (measured is None):
-        raise HeadwayError("validate: give LIVE_DIR or --measured DIR, one of the two")
+        raise HeadwayError(f"{VALIDATE}, one of the two")
     if measured is not None:
         return _validate_measured(
             *(measured, run or [], json, out, reading),
@@ -383,15 +386,15 @@ def validate(
             quiet=quiet,
         )
     given = {"--run": run, "--set": cells, "--command": command, "--sensitivity": sensitivity}
-    given |= dict.fromkeys((f"--{name.replace('_', '-')}" for name in reading.given), True)
+    given |= {f"--{name.replace('_', '-')} {value}": True for name, value in reading.given.items()}
     if alone := [name for name, value in given.items() if value]:
-        raise HeadwayError(f"{alone[0]}: needs --measured")
+        raise HeadwayError(f"{alone[0]}: needs --measured, a folder with runs.csv")
     from calibration.engine_steps.validate import table
     from calibration.engine_steps.validate import validate as compare
 
     assert folder is not None
     if json is not None and json != STANDARD_OUTPUT:
-        raise HeadwayError("--json FILE: needs --measured; --json=- prints validation.json")
+        raise HeadwayError("--json FILE: needs --measured runs; --json=- prints validation.json")
     found = compare(folder, profile, out)
     if json is not None:
         print_json((out or folder) / "validation.json")
@@ -429,7 +432,7 @@ def _validate_measured(
         check_file("--json", json)
     if out is not None:
         check_folder(out)
-    with results_progress("runs", quiet) as told:
+    with named_by_option(reading.given), results_progress("runs", quiet) as told:
         outcomes = validate_measured(
             folder,
             wanted,

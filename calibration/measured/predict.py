@@ -98,7 +98,7 @@ def validate_measured(
     its `reason`.
     """
     if reading.get("columns") is not None:
-        parse_columns(reading["columns"], "--columns")
+        parse_columns(reading["columns"])
     runs = select_runs(read_runs(folder, parse_cells(cells)), list(wanted), folder)
     if profile is not None and profile not in (ROOFLINE, *shipped_profiles()):
         if not Path(profile).is_file():

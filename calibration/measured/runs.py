@@ -182,7 +182,7 @@ def parse_cells(given: Sequence[str]) -> dict[str, str]:
     pairs = [(one, *one.partition("=")) for one in given]
     for one, column, equals, value in pairs:
         if not equals or not value.strip():
-            raise HeadwayError(f"--set {one}: is not COLUMN=VALUE")
+            raise HeadwayError(f"--set {one}: is not COLUMN=VALUE, as model=llama-3-8b")
         if column not in _columns():
             near = did_you_mean(column, _columns())
             raise HeadwayError(f"--set {one}: {column}: no column of runs.csv{near}")

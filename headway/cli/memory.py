@@ -44,12 +44,12 @@ def memory(
     *,
     model: Annotated[str | None, silent("shipped model, or the path of a config.json")] = None,
     gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
-    gpu_memory_gib: Annotated[float | None, silent("GiB that the GPU's driver shows")] = None,
+    gpu_memory_gib: Annotated[float | None, silent("GiB of the GPU [default: the table's]")] = None,
     engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
-    enforce_eager: Annotated[bool | None, flag("no CUDA graphs")] = None,
-    enable_lora: Annotated[bool | None, flag("slots for adapters")] = None,
-    enable_expert_parallel: Annotated[bool | None, flag("whole experts on each GPU")] = None,
-    enable_prefix_caching: Annotated[bool | None, flag("prefix cache")] = None,
+    enforce_eager: Annotated[bool | None, flag("run without CUDA graphs")] = None,
+    enable_lora: Annotated[bool | None, flag("reserve slots for adapters (LoRA)")] = None,
+    enable_expert_parallel: Annotated[bool | None, flag("put whole experts on each GPU")] = None,
+    enable_prefix_caching: Annotated[bool | None, flag("keep a prefix cache")] = None,
     language_model_only: Annotated[bool, silent("serve text alone, without encoders")] = False,
     set_: SetKeys = None,
     json_: Json = False,
@@ -93,7 +93,7 @@ def memory(
     try:
         budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:
-        raise HeadwayError(_by_options(error.messages, sets, scenario)) from None
+        raise HeadwayError(name_options(error.messages, sets, scenario)) from None
     variable = LONGER.get(budget.sizes.name)
     most = beyond_positions(budget.model, budget.sizes, budget.max_model_len)
     beyond = most and variable and not _is_set(variable, command)
@@ -141,7 +141,7 @@ def _settings(options: Mapping[str, str]) -> dict[str, str]:
     return sets
 
 
-def _by_options(told: Iterable[str], sets: Mapping[str, str], scenario: Path | None) -> list[str]:
+def name_options(told: Iterable[str], sets: Mapping[str, str], scenario: object) -> list[str]:
     """Name what an option gave by the option, and no scenario where there is none."""
     found = [*told] if scenario else [one.removeprefix("scenario: ") for one in told]
     for text, option in sets.items():

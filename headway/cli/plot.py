@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from headway.cli.options import LaunchOption, silent, with_launch
+from headway.cli.options import LaunchOption, named_by_option, silent, with_launch
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def plot(
     *,
     out: Annotated[Path | None, silent("picture, .png or .svg [default: OUT_DIR/KIND.png]")] = None,
     start: Annotated[
-        float | None, Parameter(help="occupancy: from this second on [default: around the middle]")
+        float | None, Parameter(help="occupancy: first second to show [default: near the middle]")
     ] = None,
     seconds: Annotated[
         float | None,
         Parameter(help="occupancy: seconds to show [default: all of up to 100 requests, else 60]"),
     ] = None,
     gpu: Annotated[
-        list[str] | None, silent("memory: a candidate (repeatable) [default: all with a price]")
+        list[str] | None, silent("memory: a GPU to draw (repeatable) [default: all with a price]")
     ] = None,
     model: Annotated[str | None, silent("memory: a model in place of a scenario's")] = None,
     command: LaunchOption = None,
@@ -53,6 +53,9 @@ def plot(
     alone = kind == "memory" and (model is not None or command is not None)
     if not folders and not alone:
         raise HeadwayError("OUT_DIR: is missing; give a folder of `headway run`, as out/demo")
+    if files := [one for one in folders if kind != "memory" and one.is_file()]:
+        takes = f"{kind} draws a folder that run, compare, sweep, plan or live wrote, as out/demo"
+        raise HeadwayError(f"{files[0]}: is a file; {takes}")
     source = folders[0] if folders else Path()
     place = source.parent if kind == "memory" and source.is_file() else source
     path = check_file("--out", out or place / f"{kind}.png")
@@ -71,7 +74,9 @@ def plot(
     elif kind not in get_args(OfRuns):
         figure = _draw_table(kind, folders)
     elif kind == "occupancy":
-        figure = figures.draw_occupancy(read_runs(folders), start=start, seconds=seconds)
+        runs = read_runs(folders)
+        with named_by_option({"start": start, "seconds": seconds}):
+            figure = figures.draw_occupancy(runs, start=start, seconds=seconds)
     else:
         runs = read_runs(folders)
         figure = getattr(figures, f"draw_{kind}")(runs)
@@ -89,7 +94,7 @@ def _draw_memory(
     source: Path | dict[str, Any], names: list[str] | None, overrides: list[str]
 ) -> "Figure":
     """Draw what fills the memory of GPUs that may serve a scenario's model."""
-    from headway.cli.memory import read_budget
+    from headway.cli.memory import name_options, read_budget
     from headway.figures import draw_memory
     from simulator.models.gpus import GPUS
 
@@ -105,7 +110,9 @@ def _draw_memory(
         except HeadwayError as error:  # it has no kernels for the model's format
             refusal = error
     if refusal is not None and (names or not budgets):
-        raise refusal
+        options = {f"gpu.name={one}: gpu.name": f"--gpu {one}" for one in names or ()}
+        options |= {one: f"--{one.replace('=', ' ')}" for one in overrides if one[:6] == "model="}
+        raise HeadwayError(name_options(refusal.messages, options, source or None))
     for budget in budgets:
         if why := budget.refusal:
             print(f"{budget.gpus} x {budget.gpu.name} does not start: {why}")

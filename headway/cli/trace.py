@@ -118,10 +118,10 @@ def from_metrics(
     /,
     *,
     seconds: Annotated[
-        float | None, Parameter(help="seconds between the scrapes, or that the single one covers")
+        float | None, Parameter(help="seconds between both scrapes, or that a single one counts")
     ] = None,
     model_name: Annotated[
-        str | None, Parameter(help="the model, if the metrics have several")
+        str | None, Parameter(help="model to read, if the metrics have several")
     ] = None,
     out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
     json_: Json = False,

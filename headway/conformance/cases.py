@@ -94,7 +94,7 @@ def read_lines(path: Path) -> list[str]:
             raw = gzip.decompress(raw)
         return raw.decode().split("\n")
     except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file") from None
+        raise HeadwayError(f"{path}: no such file; a case is a file such as case.json") from None
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise HeadwayError(f"{path}:{line}: is not UTF-8 text") from None

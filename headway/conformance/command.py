@@ -38,14 +38,14 @@ def conform(
     from headway.conformance.compare import conform_families, report, report_families
 
     if not cases:
-        raise HeadwayError("conform: name a case file")
+        raise HeadwayError("conform: name a case file, as case.json")
     if len(cases) > 1 and (golden is not None or write is not None):
-        raise HeadwayError("conform: --golden and --write need one case file")
+        raise HeadwayError(f"conform: --golden and --write need one case file, not {len(cases)}")
     if families:
         if write is not None:
             raise HeadwayError("--write: cannot be used with --families, which plays by many rules")
         if len(cases) > 1:
-            raise HeadwayError("conform: --families needs one case file")
+            raise HeadwayError(f"conform: --families needs one case file, not {len(cases)}")
         found = conform_families(cases[0], golden, leap=leap)
         agrees = {name: all(one.agrees for one in each) for name, each in found.items()}
         print_json(agrees) if json_ else print(report_families(found))

@@ -61,7 +61,9 @@ def draw_occupancy(
     end = begin + seconds
     spans = [_slots(run, begin, end) for run in runs]
     if not any(len(slots) for slots, *_ in spans):
-        raise HeadwayError(f"no request runs between {begin:g} and {end:g} s")
+        name = "seconds" if start is None else "start"
+        what = f"no request runs between {begin:g} and {end:g} s; the run ends at {longest:.3g} s"
+        raise HeadwayError(f"{name}: {what}")
     rows = max(int(slots.max(initial=0)) for slots, *_ in spans) + 1
     keeps = any(_keeps_seats(run) for run in runs)
     edges = np.linspace(begin, end, BINS + 1)

@@ -46,6 +46,9 @@ KEEP_ALL = ("LMCacheConnectorV1", "FlexKVConnectorV1", "ExampleConnector", "P2pN
 """Connectors under which vLLM turns its hybrid KV cache manager off: no `SupportsHMA`."""
 
 
+NO_MODEL = "names no model; for example 'vllm serve meta-llama/Llama-3.1-8B-Instruct'"
+
+
 class LaunchCommand(str):
     """A command, or the file that has it, among a scenario's overrides."""
 
@@ -119,7 +122,7 @@ def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] 
                 wrong.append(f"{option.text}: {error}")
     models = [*dict.fromkeys(models)]
     if len(models) != 1:
-        what = f"names {len(models)} models: {', '.join(models)}" if models else "names no model"
+        what = f"names {len(models)} models: {', '.join(models)}" if models else NO_MODEL
         wrong.append(what)
     if wrong:
         raise HeadwayError([f"--command: {what}" for what in wrong])

@@ -26,7 +26,7 @@ from simulator.models.dtypes import BYTES
 from simulator.models.quantization import read_quantization
 from simulator.models.spec import REQUIRED, ModelSpec
 from simulator.models.vision import read_vision
-from simulator.util.errors import HeadwayError, ScenarioError
+from simulator.util.errors import HeadwayError, ScenarioError, did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
@@ -198,7 +198,8 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
     kind, dtype = raw["model_type"], _dtype(raw)
     if kind not in FAMILIES:
         why = next((why for names, why in TABLE["refused"].items() if kind in names.split()), "")
-        return [f"model_type: {short_repr(kind)} is not supported{why and ': ' + why}"]
+        there = did_you_mean(kind, FAMILIES) or f"; there is {', '.join(FAMILIES)}"
+        return [f"model_type: {short_repr(kind)} is not supported{': ' + why if why else there}"]
     wrong = [
         f"{key}: is missing"
         for key in REQUIRED

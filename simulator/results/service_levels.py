@@ -393,7 +393,7 @@ def service_levels(scenario: Scenario, texts: Sequence[str] = (), key: str = "sl
 def _place(scenario: Scenario, key: str) -> str:
     """Return where bounds are given: the option, else the file, its line and the key."""
     place = key if key.startswith("--") else scenario.place(key)
-    return "--slo" if place.startswith("--") else f"{place}: {key}:"
+    return "--slo" if place == key or place.startswith("--set slo= ") else f"{place}: {key}:"
 
 
 def given_levels(texts: Iterable[str]) -> list[str]:

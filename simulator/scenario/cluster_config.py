@@ -31,12 +31,10 @@ class GroupConfig(Config):
     cost: dict[str, Any] | None = Field(None, description="null: the scenario's, or by its GPU")
     host: HostConfig | None = Field(None, description="null: the scenario's, or by the engine")
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
-        None,
-        description="kv_producer: computes prompts; kv_consumer: decodes",
+        None, description="kv_producer: computes prompts; kv_consumer: decodes"
     )
     ec_role: Literal["ec_producer", "ec_consumer"] | None = Field(
-        None,
-        description="ec_producer: encodes images; ec_consumer: takes them",
+        None, description="ec_producer: encodes images; ec_consumer: takes them"
     )
     autoscaling: AutoscalingConfig | None = Field(
         None, description="as `cluster.autoscaling`, of this group alone; null: that"
@@ -92,8 +90,7 @@ class ClusterConfig(Config):
         "limit",
     )
     switch_delay: NonNegativeFloat | None = Field(
-        None,
-        description="s until a replica on such GPUs serves; null: its group's startup_delay",
+        None, description="s until a replica on such GPUs serves; null: its group's startup_delay"
     )
 
     def _check(self) -> None:

@@ -73,8 +73,7 @@ class RolloutsConfig(Config):
         0.0, description="share of groups that a step begins but need not end"
     )
     partial: bool = Field(
-        False,
-        description="what a step cuts off goes on in the next; false: it is lost",
+        False, description="what a step cuts off goes on in the next; false: it is lost"
     )
     train_time: Annotated[float, Field(ge=0, lt=inf)] = Field(
         0.0, description="s between two steps"
@@ -93,8 +92,7 @@ class PlanConfig(Config):
     )
     cheapest: bool = Field(False, description="find the cheapest combination that keeps the levels")
     objective: Literal["cost", "energy"] = Field(
-        "cost",
-        description="the lowest cost, else the fewest GPUs; or the fewest watts",
+        "cost", description="the lowest cost, else the fewest GPUs; or the fewest watts"
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="runs where one cannot decide"

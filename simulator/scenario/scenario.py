@@ -144,14 +144,12 @@ class Scenario(Config):
         None, description="several replicas behind a router; null: one engine"
     )
     predictor: Annotated[PredictorSpec | None, _predictor] = Field(
-        None,
-        description="{kind: ...}: predicts lengths of answers for policies; null: none",
+        None, description="{kind: ...}: predicts lengths of answers for policies; null: none"
     )
     workload: WorkloadConfig = WorkloadConfig()
     goodput: GoodputConfig = GoodputConfig()
     slo: list[str] = Field(
-        [],
-        description="service levels, as p99_ttft_ms<=1000; []: 99 % of requests keep `goodput`",
+        [], description="service levels, as p99_ttft_ms<=1000; []: 99 % of requests keep `goodput`"
     )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands ignore it"

@@ -40,8 +40,7 @@ class TraceConfig(Selection):
         None, description="tokens of a hash id; null: 512, timed_trace: 16"
     )
     session_turns: Literal["delta", "whole"] | None = Field(
-        None,
-        description="a later turn has its new tokens, or the whole prompt; null: delta",
+        None, description="a later turn has its new tokens, or the whole prompt; null: delta"
     )
     chars_per_token: PositiveFloat | None = Field(
         None, description="characters of a token, for texts of custom and sharegpt"
@@ -51,8 +50,7 @@ class TraceConfig(Selection):
         None, description="which benchmark of several in a file, from 1 on"
     )
     lanes: Count | None = Field(
-        None,
-        description="agents at once (dynamo, weka, agentic_mooncake); null: as recorded",
+        None, description="agents at once (dynamo, weka, agentic_mooncake); null: as recorded"
     )
 
 

@@ -93,8 +93,9 @@ WORDS: dict[Any, str] = {
     dict: "a mapping of keys",
 }
 """What a value of a plain type must be."""
+PLAIN_KINDS = (int, float, str, bool)
 # Types that arguments are checked against, by their text.
-PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool)}
+PLAIN: dict[str, Any] = {kind.__name__: kind for kind in PLAIN_KINDS}
 PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
 ACCEPTED: dict[Any, Any] = {int: Integral, float: Real}
 """What else is of a plain type: a whole number is a number; numpy's are both."""
@@ -266,11 +267,16 @@ def from_mapping(cls: type[T], values: Any) -> T:
         raise MappingError(_explain(known, field_errors((), error))) from None
 
 
-def check_mapping(value: object, known: Iterable[str]) -> None:
-    """Raise MappingError, with an example of the `known` keys, unless a value is a mapping."""
+def check_mapping(value: object, known: Mapping[str, FieldInfo]) -> None:
+    """Raise MappingError, with an example of the `known` keys, unless a value is a mapping.
+
+    The example has two keys with plain defaults; where none has one, the first with its meaning.
+    """
     if not isinstance(value, Mapping):
-        example = ", ".join(key if ":" in key else f"{key}: ..." for key in [*known][:2])
-        what = f"must be a mapping of keys, as {{{example}}}, not {short_repr(value)}"
+        pairs = [(key, of.default) for key, of in known.items() if type(of.default) in PLAIN_KINDS]
+        pairs = pairs or [(key, f"<{of.description}>") for key, of in known.items()][:1]
+        example = _as_yaml(dict(pairs[:2])).replace("'", "")
+        what = f"must be a mapping of keys, as {example}, not {short_repr(value)}"
         raise MappingError("", what)
 
 
@@ -279,7 +285,7 @@ def from_kind(kinds: Mapping[str, type[T]], values: Any) -> T:
 
     Its lines of what there is have the names of `kinds`.
     """
-    check_mapping(values, (f"kind: {next(iter(kinds))}",))
+    check_mapping(values, {"kind": FieldInfo(next(iter(kinds)))})
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"

@@ -112,7 +112,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8", "replace")
     except OSError as error:
-        raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+        url = re.fullmatch(r"(https?):/+(.*)", str(path))  # a path has one of two slashes
+        hint = f"; save it first: curl {url[1]}://{url[2]} > metrics.txt" if url else ""
+        raise HeadwayError(f"{path}: cannot be read: {error.strerror}{hint}") from None
 
 
 def _scrape(path: Path, text: str) -> Series:

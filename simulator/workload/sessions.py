@@ -68,10 +68,7 @@ def session_parts(
 
 
 def prefix_parts(
-    shared: int,
-    groups: PrefixGroups | None,
-    counts: Sequence[int],
-    rng: "np.random.Generator",
+    shared: int, groups: PrefixGroups | None, counts: Sequence[int], rng: "np.random.Generator"
 ) -> tuple[list[Segments], Iterator[Ints]]:
     """Return the prefixes that there are, and for parts of so many sessions the one each draws.
 

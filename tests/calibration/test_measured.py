@@ -52,7 +52,7 @@ def test_columns_of_the_requests_as_told(folder, capsys):
     found = validate_measured(folder, ["one"], columns=told)[0]
     assert not found.reason, found.reason
     assert main(["validate", "--measured", str(folder), "--columns", "prompt"]) == 2
-    assert "--columns: 'prompt' must be FIELD=COLUMN" in capsys.readouterr().err
+    assert "--columns prompt: 'prompt' must be FIELD=COLUMN" in capsys.readouterr().err
 
 
 @pytest.mark.medium
@@ -183,7 +183,10 @@ def test_damaged_polls_are_a_note(folder):
 
 def test_live_and_measured_exclude_each_other(folder, capsys):
     assert main(["validate"]) == 2
-    assert "give LIVE_DIR or --measured DIR" in capsys.readouterr().err
+    assert (
+        "give a folder of `headway live`, as out/demo-live, or --measured"
+        in capsys.readouterr().err
+    )
     assert main(["validate", str(folder), "--json", "x.json"]) == 2
     assert "--json FILE: needs --measured" in capsys.readouterr().err
 

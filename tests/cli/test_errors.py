@@ -30,7 +30,7 @@ USAGE = [
     ),
     (
         ["run", "small.yaml", "--warmup", "5s"],
-        "--warmup 5s: must be a number such as 1.5 (s after the first request to leave out)",
+        "--warmup 5s: must be a number such as 1.5 (seconds left out after the first request)",
     ),
     (
         ["run", "small.yaml", "--format", "parket"],
@@ -59,6 +59,17 @@ USAGE = [
     (["compare", "small.yaml", "--vary", "seed=1,"], "--vary seed=1,: must be dotted.key=..."),
     (["run", "small.yaml", "--out", "small.yaml"], "--out small.yaml: small.yaml is not a folder"),
     (["run", "small.yaml", "--out", "small.yaml/x"], "--out small.yaml/x: ..."),
+    (["run", "small.yaml", "--slo", "x"], "--slo x: must be METRIC..."),
+    (["run", "small.yaml", "--set", "slo=[x]"], "--set slo=[x]: slo: x: must be METRIC..."),
+    (
+        ["trace", "from-metrics", "http://host:8000/metrics"],
+        "http:/host:8000/metrics: cannot be read: No such file or directory; save it first: curl "
+        "http://host:8000/metrics > metrics.txt",
+    ),
+    (
+        ["calibrate", "--from-requests", "good.csv", "--columns", "x", "--scenario", "small.yaml"],
+        "--columns x: 'x' must be FIELD=COLUMN, as arrival=start_ms",
+    ),
     (["trace", "describe", "none.csv"], "none.csv: no such file"),
     (["trace", "describe", "bad.csv"], "bad.csv:2: num_prefill_tokens: ..."),
     (

@@ -259,7 +259,7 @@ def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) 
         ("{captured: -1}", "cost.overhead.captured: must be at least 0, not -1"),
         (
             "[1]",
-            "cost.overhead: must be a mapping of keys, as {step: ..., per_sequence: ...}, not [1]",
+            "cost.overhead: must be a mapping of keys, as {step: 0.0, per_sequence: 0.0}, not [1]",
         ),
         ("vlm", "cost.overhead: no engine 'vlm'; there are vllm"),
     ],

@@ -234,7 +234,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         ("python -m dynamo.vllm --model m", "python -m dynamo.vllm: is no command that starts"),
         ("vllm serve a b", "names 2 models: a, b"),
         ("vllm serve a --model b", "names 2 models: a, b"),
-        ("vllm serve", "names no model"),
+        ("vllm serve", "names no model; for example 'vllm serve meta-llama/Llama-3.1-8B"),
         ("vllm serve a && vllm serve b", "has 2 commands of servers"),
         ("vllm serve 'a", "no closing quotation"),
         ('{"model": "a"', "is no JSON"),

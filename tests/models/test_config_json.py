@@ -33,7 +33,8 @@ def test_a_bad_config_is_told_whole(tmp_path: Path) -> None:
         ("falcon_h1", ": its layers have attention and Mamba"),
         ("deepseek_v4", ": its caches are of kinds"),
         ("mamba2", ": no layer has a KV cache"),
-        ("unheard_of", "$"),
+        ("unheard_of", "; there is llama, internlm3, .*, opt$"),
+        ("qwen9", r"; did you mean qwen\d\?$"),
     ],
 )
 def test_another_architecture_is_told_in_one_line(tmp_path: Path, kind: str, why: str) -> None:

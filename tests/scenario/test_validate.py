@@ -48,7 +48,8 @@ BAD = [
     ),
     (
         "engine: 12\n",
-        "s.yaml:1: engine: must be a mapping of keys, as {name: ..., version: ...}, not 12",
+        "s.yaml:1: engine: must be a mapping of keys, as {name: vllm, generation_config: auto}, "
+        "not 12",
     ),
     (
         "engine:\n  max_num_seqs: ten\n",
@@ -270,8 +271,8 @@ def test_a_group_that_is_no_mapping_is_refused(write):
     """Whether or not the scenario has an engine that the group would take over."""
     text = "engine: vllm\ncluster:\n  groups:\n    a: 3\n    b: []\n"
     assert errors(write(text)) == [
-        "s.yaml:4: cluster.groups.a: must be a mapping of keys, as {replicas: ..., model: ...}, "
+        "s.yaml:4: cluster.groups.a: must be a mapping of keys, as {replicas: 1}, "
         "not 3 (different servers, by name, in place of replicas)",
-        "s.yaml:5: cluster.groups.b: must be a mapping of keys, as {replicas: ..., model: ...}, "
+        "s.yaml:5: cluster.groups.b: must be a mapping of keys, as {replicas: 1}, "
         "not [] (different servers, by name, in place of replicas)",
     ]

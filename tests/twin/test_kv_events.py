@@ -172,7 +172,7 @@ def test_what_cannot_be_is_told() -> None:
         ("{", "no JSON: '{'"),
         (
             "[]",
-            "must be a mapping of keys, as {enable_kv_cache_events: ..., publisher: ...}, not []",
+            "must be a mapping of keys, as {enable_kv_cache_events: true, publisher: zmq}, not []",
         ),
         ('{"endpoint": "x"}', "endpoint: must match (tcp|ipc)://.+, not 'x'"),
         ('{"publisher": null}', "publisher: must be 'zmq', not null"),

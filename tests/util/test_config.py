@@ -29,7 +29,7 @@ def test_a_block_without_keys_has_its_defaults() -> None:
         ({"size": float("inf")}, "size: must be finite, not inf"),
         ({"size": True}, "size: must be a number, not true"),
         ({"size": 0, "sice": 1}, "size: must be more than 0, not 0\nsice: unknown key"),
-        (3, ": must be a mapping of keys, as {size: ...}, not 3"),
+        (3, ": must be a mapping of keys, as {size: 1.0}, not 3"),
     ],
 )
 def test_nothing_is_guessed(values: object, message: str) -> None:
@@ -89,9 +89,9 @@ class Shelf(Config):
     ("values", "messages"),
     [
         ({"block": {"size": 0}}, ["block.size: must be more than 0, not 0"]),
-        ({"block": 3}, ["block: must be a mapping of keys, as {size: ...}, not 3"]),
+        ({"block": 3}, ["block: must be a mapping of keys, as {size: 1.0}, not 3"]),
         ({"blocks": [{}, {"sice": 1}]}, ["blocks.1.sice: unknown key"]),
-        ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, as {size: ...}, not 3"]),
+        ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, as {size: 1.0}, not 3"]),
         ({"kind": "wid"}, ["kind: must be 'wide' or 'high', not 'wid'; did you mean wide?"]),
         ({"kind": 1, "count": "x"}, ["kind: must be 'wide' or 'high', not 1",
                                    "count: must be a whole number such as 64 or a list, not 'x'"]),

@@ -87,7 +87,9 @@ def test_a_cell_of_several_lines(put, monkeypatch, size):
     path = put(text)
     with pytest.raises(HeadwayError) as caught:
         read_trace(path)
-    assert caught.value.messages == [f"{path}:7: prompt_tokens: 'x' is not a whole number"]
+    assert caught.value.messages == [
+        f"{path}:7: prompt_tokens: 'x' is not a whole number such as 64 (tokens)"
+    ]
 
 
 def test_a_quote_that_is_never_closed_is_told_where_it_begins(put):

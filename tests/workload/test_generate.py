@@ -300,8 +300,7 @@ def test_demo_is_like_azure(request):
         ),
         (
             {"prefix_groups": 3},
-            "prefix_groups: must be a mapping of keys, as {num_prefixes: ..., "
-            "prefix_len: ...}, not 3",
+            "prefix_groups: must be a mapping of keys, as {num_prefixes: 10, zipf: 0.0}, not 3",
         ),
         (
             {"prefix_groups": {"prefix_len": 0}},
@@ -356,7 +355,7 @@ def test_all_refusals_at_once():
         "num_prompts: must be at least 1, not 0",
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
-        "sessions: must be a mapping of keys, as {turns: ..., think_time: ...}, not 7",
+        "sessions: must be a mapping of keys, as {turns: <turns of a session>}, not 7",
     ]
 
 

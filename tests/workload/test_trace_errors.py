@@ -39,19 +39,22 @@ def complaints(path: Path, *args: str, **options: object) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        (f"{PLACE},abc,1", ["ContextTokens: 'abc' is not a whole number"]),
-        (f"{PLACE},1_0,1", ["ContextTokens: '1_0' is not a whole number"]),
-        (f"{PLACE},1.5,1", ["ContextTokens: '1.5' is not a whole number"]),
+        (f"{PLACE},abc,1", ["ContextTokens: 'abc' is not a whole number such as 64 (tokens)"]),
+        (f"{PLACE},1_0,1", ["ContextTokens: '1_0' is not a whole number such as 64 (tokens)"]),
+        (f"{PLACE},1.5,1", ["ContextTokens: '1.5' is not a whole number such as 64 (tokens)"]),
         (f"{PLACE},-5,1", ["ContextTokens: '-5' is negative"]),
         (f"{PLACE},1", ["GeneratedTokens: missing"]),
         (f"{PLACE},,1", ["ContextTokens: missing"]),
         (f"{PLACE},1,2,3", ["line: 4 values under 3 columns"]),
-        (f"{PLACE},{'9' * 16},1", ["ContextTokens: '9999999999999999' is not a whole number"]),
+        (
+            f"{PLACE},{'9' * 16},1",
+            ["ContextTokens: '9999999999999999' is not a whole number such as 64 (tokens)"],
+        ),
         (
             "yesterday,x,-1",
             [
                 f"TIMESTAMP: 'yesterday' {NO_DATE}",
-                "ContextTokens: 'x' is not a whole number",
+                "ContextTokens: 'x' is not a whole number such as 64 (tokens)",
                 "GeneratedTokens: '-1' is negative",
             ],
         ),
@@ -83,10 +86,11 @@ def test_two_wrong_lines_do_not_make_up_for_each_other(put):
 def test_only_the_first_twenty_problems_are_told(put):
     """The rest are counted; those that are all alike are one."""
     (told,) = complaints(put(HEAD + f"{PLACE},x,1\n" * 33))
-    assert told == "3: ContextTokens: 'x' is not a whole number, and so in 32 more places"
+    what = "3: ContextTokens: 'x' is not a whole number such as 64 (tokens)"
+    assert told == f"{what}, and so in 32 more places"
     told = complaints(put(HEAD + f"{PLACE},x,1\n" * 32 + f"{PLACE},1,x\n"))
     assert len(told) == 21
-    assert told[19] == "22: ContextTokens: 'x' is not a whole number"
+    assert told[19] == "22: ContextTokens: 'x' is not a whole number such as 64 (tokens)"
     assert told[20] == " ... and 13 more"
 
 

@@ -86,10 +86,10 @@ def test_failed_requests_take_their_labels_along(tmp_path):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (True, "true is not a whole number"),
-        (1.5, "1.5 is not a whole number"),
-        ("x", "'x' is not a whole number"),
-        (10**15, "1000000000000000 is not a whole number"),
+        (True, "true is not a whole number such as 64"),
+        (1.5, "1.5 is not a whole number such as 64"),
+        ("x", "'x' is not a whole number such as 64"),
+        (10**15, "1000000000000000 is not a whole number such as 64"),
     ],
 )
 def test_a_wrong_priority_in_json(tmp_path, value, why):
@@ -107,7 +107,7 @@ def test_a_wrong_client_in_json_is_told_once(tmp_path, value):
 @pytest.mark.parametrize("value", ["x", "1.5", "9" * 16, "1_0"])
 def test_a_wrong_priority_in_csv(tmp_path, value):
     text = labelled("azure", ["a"], [value])
-    why = f"{value!r} is not a whole number"
+    why = f"{value!r} is not a whole number such as 64"
     assert problems(tmp_path, text) == [f"trace:2: priority: {why}"]
 
 
@@ -155,7 +155,8 @@ def test_every_format_may_say_how_long_an_answer_may_be(tmp_path, form):
 
 @pytest.mark.parametrize("value", ["-2", "1.5", "x", "9" * 16])
 def test_wrong_max_tokens_in_csv(tmp_path, value):
-    why = f"{value!r} is {'negative' if value == '-2' else 'not a whole number'}"
+    what = "negative" if value == "-2" else "not a whole number such as 64 (tokens)"
+    why = f"{value!r} is {what}"
     assert problems(tmp_path, with_limits("azure", [value])) == [f"trace:2: max_tokens: {why}"]
 
 
@@ -163,9 +164,9 @@ def test_wrong_max_tokens_in_csv(tmp_path, value):
     ("value", "why"),
     [
         (-2, "-2 is negative"),
-        (1.5, "1.5 is not a whole number"),
-        ("x", "'x' is not a whole number"),
-        (True, "true is not a whole number"),
+        (1.5, "1.5 is not a whole number such as 64 (tokens)"),
+        ("x", "'x' is not a whole number such as 64 (tokens)"),
+        (True, "true is not a whole number such as 64 (tokens)"),
     ],
 )
 def test_wrong_max_tokens_in_json(tmp_path, value, why):

@@ -31,10 +31,7 @@ KNOWN = {
     "status_code": (re.compile(rf"{UNFINISHED}|^0$"), FINISHED),
     "error": (re.compile(rf"^(?!({NO}|{UNSAID})$)"), re.compile(rf"{NO}|{UNSAID}")),
     "success": (re.compile(rf"^({NO})$|{UNFINISHED}"), FINISHED),
-    "cancelled": (
-        re.compile(rf"^({YES}|cancell?ed|aborted)$"),
-        re.compile(rf"{NO}|{UNSAID}"),
-    ),
+    "cancelled": (re.compile(rf"^({YES}|cancell?ed|aborted)$"), re.compile(rf"{NO}|{UNSAID}")),
     "cache_hit": (HIT, MISSED),
 }
 """Words of fields that say that a request was not answered by the engine, and that it was; others

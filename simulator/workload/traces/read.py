@@ -75,10 +75,7 @@ def read_measured(
 
 
 def read_table(
-    path: Path,
-    format: str | None,
-    given: Mapping[str, Any],
-    option: str = "--columns ",
+    path: Path, format: str | None, given: Mapping[str, Any], option: str = "--columns "
 ) -> tuple[Table, str]:
     """Read a file of requests as it stands; give its format, too. `given`: options by name."""
     if format is not None and format not in FORMATS:

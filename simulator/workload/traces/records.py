@@ -267,12 +267,13 @@ class Records:
             untold = -1 if field == "prefix_request" else 0
             least: float = 0 if field in fields.NEEDED else -1
             least = -cells.LARGEST if field in fields.PRIORITY else least
-            found = cells.counts(values, tell, least)  # -1: where Parquet has no cell
+            what = cells.WHOLE + " (tokens)" * (field in ("prompt", "output", "max_tokens"))
+            found = cells.counts(values, tell, least, what)  # -1: where Parquet has no cell
             for k, value in enumerate(values if self.dotted else ()):
                 if isinstance(value, str) and THOUSANDS.fullmatch(value.strip()):
                     tell(k, f"{value!r}: its dot may mark thousands; write it without one")
             if field in fields.NEEDED and (found == cells.LARGEST).any():
-                _need(values, "is not a whole number", tell)
+                _need(values, f"is not {what}", tell)
             found[found == cells.LARGEST] = untold
             return found if field in fields.PRIORITY else np.maximum(found, untold)
         if field in WORDED:

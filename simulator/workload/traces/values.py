@@ -20,6 +20,7 @@ from simulator.workload.workload import Floats, Ints
 Tell = Callable[[int, str], object]
 NOTHING = {"", "-", "none", "null", "nan"}
 LARGEST = 1e15  # tokens
+WHOLE = "a whole number such as 64"
 NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 LATEST = 9e18  # ns since 1970
 PLAIN = frozenset("0123456789.eE+-")
@@ -33,19 +34,19 @@ DECIMALS = re.compile(r"(?:\d+(?:\.\d*)?,)++", re.ASCII)
 DATED = re.compile(r"\s*\d+[-/.]\d+[-/.]\d")
 
 
-def counts(values: Sequence[object], tell: Tell, least: float = 0.0) -> Ints:
+def counts(values: Sequence[object], tell: Tell, least: float = 0.0, what: str = WHOLE) -> Ints:
     """Return whole numbers, LARGEST where nothing is told: also of `12.0`, which tables make."""
     if (plain := as_whole(values)) is not None and plain.max() < LARGEST:
         return plain
-    found = numbers(values, tell, "a whole number")
+    found = numbers(values, tell, what)
     whole = np.isfinite(found) & (found == np.floor(found)) & (np.abs(found) < LARGEST)
     for k in np.flatnonzero(~(whole & (found >= least)) & ~np.isnan(found)).tolist():
-        less = "is negative" if whole[k] and found[k] < least else "is not a whole number"
+        less = "is negative" if whole[k] and found[k] < least else f"is not {what}"
         tell(k, f"{short_repr(values[k])} {less}")
     return np.where(whole, found, LARGEST).astype(np.int64)
 
 
-def numbers(values: Sequence[object], tell: Tell, what: str = "a number") -> Floats:
+def numbers(values: Sequence[object], tell: Tell, what: str = "a number such as 1.5") -> Floats:
     """Return numbers, NaN for none."""
     kinds = {*map(type, values)}
     try:
