@@ -155,17 +155,22 @@ class VllmConfig(_Model):
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
-        others = self.max_loras, self.encoder_cache_size, self.kv_offloading_blocks
-        if self.speculative_config and any(others):
-            raise MappingError(
-                "speculative_config", "cannot be used with adapters, encoder and offloading"
-            )
+        others = self.encoder_cache_size, self.kv_offloading_blocks
+        if drafts := self.speculative_config:
+            if any(others):
+                what = "cannot be used with encoder and offloading"
+                raise MappingError("speculative_config", what)
+            verified = self.max_num_seqs * (1 + drafts.num_speculative_tokens)
+            if self.max_loras and tokens < verified:
+                wrong.append(f"with adapters and drafts must be >= {verified}, not {tokens}")
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             what = f"must be a multiple of block_size ({self.block_size})"
             raise MappingError("prefix_cache_retention_interval", what)
         if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
             raise MappingError("prefix_cache_retention_interval", "needs windows")
-        if MAMBA in self.kv_cache_groups and (any(others) or self.speculative_config):
+        if MAMBA in self.kv_cache_groups and (
+            any(others) or self.max_loras or self.speculative_config
+        ):
             raise MappingError(
                 "kv_cache_groups", "mamba cannot be used with adapters, encoder and drafts"
             )

@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,59 +18,50 @@ from typing import Any
 from simulator.util.files import write_atomic
 
 Values = dict[str, Any]
+KINDS = {
+    "windows": "draw layers with a sliding window, too",
+    "loras": "draw adapters, too",
+    "images": "draw images in prompts, too",
+    "connector": "draw images, some of them encoded elsewhere",
+    "offloading": "draw host memory, too",
+    "retention": "draw windows of which a part is cached, and prompts that branch off",
+    "states": "draw layers that keep states, and prompts that branch off",
+    "drafts": "draw speculative decoding, too",
+    "draft-sizes": "draw drafts, as many as the batch size says",
+    "limits": "schedule less than fits in a step",
+    "stops": "let answers end by a stop token",
+}
+"""What a case may have beside its requests, each with the help of its option."""
 
 
-def draw_case(
-    seed: int,
-    number: int,
-    *,
-    windows: bool = False,
-    loras: bool = False,
-    images: bool = False,
-    connector: bool = False,
-    offloading: bool = False,
-    retention: bool = False,
-    states: bool = False,
-    stops: bool = False,
-    drafts: bool = False,
-    draft_sizes: bool = False,
-    limits: bool = False,
-) -> Values:
-    """Get a case of a seed, as a case file has it.
-
-    With windows some groups of layers have one, with states some keep one; with these, or retention
-    of windows, a part of their blocks is cached and prompts branch off inside earlier ones; with
-    loras requests have adapters; with images prompts have some, with a connector some of these
-    encoded elsewhere; with offloading there is host memory for the prefix cache; with stops answers
-    end by a stop token; with drafts decoding is speculative, with draft sizes by as many drafts as
-    the batch size says; with limits fewer requests run, and on fewer tokens, than a step has room
-    for.
-    """
+def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:
+    """Get a case of a seed, as a case file has it; `kinds` of KINDS are drawn, too."""
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
-    if drafts or draft_sizes:
-        _add_drafts(rng, config, sizes=draft_sizes)
-    if windows or retention or states:
-        (_add_states if states else _add_windows)(rng, config)
+    if "drafts" in kinds or "draft-sizes" in kinds:
+        _add_drafts(rng, config, sizes="draft-sizes" in kinds)
+    retains = "retention" in kinds or "states" in kinds
+    if "windows" in kinds or retains:
+        (_add_states if "states" in kinds else _add_windows)(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
     requests: list[Values] = []
     now = 0
     for index in range(rng.randint(1, 20)):
         now += rng.choice([0, 1, int(rng.expovariate(1.0) * gap), 1_000_000, rng.randint(0, gap)])
         requests.append(_request(rng, config, requests, index, now))
-    if loras:
+    if "loras" in kinds:
         _add_loras(rng, config, requests)
-    if limits:
+    if "limits" in kinds:
         _add_limits(rng, config)
-    if images or connector:
+    if "images" in kinds or "connector" in kinds:
         _add_images(rng, config, requests)
-    if connector:
+    if "connector" in kinds:
         config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
-    if offloading:
+    if "offloading" in kinds:
         _add_offloading(rng, config, requests)
-    if retention or states:
+    if retains:
         _add_retention(rng, config, requests)
-    for request in requests if stops else ():
+    for request in requests if "stops" in kinds else ():
         request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
     times = {
         "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
@@ -77,7 +69,7 @@ def draw_case(
         "per_context_token_ns": rng.choice([0, 40]),
         "empty_ns": 1_000_000,
     }
-    if offloading:
+    if "offloading" in kinds:
         for way in ("load", "store"):
             times[f"{way}_block_ns"] = rng.choice([1, 70_000, 900_000, 5_000_000])
     return {
@@ -174,6 +166,9 @@ def _add_limits(rng: Random, config: Values) -> None:
 def _add_loras(rng: Random, config: Values, requests: list[Values]) -> None:
     """Draw adapters."""
     config["max_loras"] = rng.randint(1, 3)
+    if drafts := config.get("speculative_config"):  # vLLM wants room for all of them at once
+        whole = config["max_num_seqs"] * (1 + drafts["num_speculative_tokens"])
+        config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], whole)
     for request in requests:
         request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
 
@@ -262,28 +257,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
     parser.add_argument("--count", type=int, default=200, help="cases (200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases (0)")
-    parser.add_argument(
-        "--windows", action="store_true", help="draw layers with a sliding window, too"
-    )
-    parser.add_argument("--loras", action="store_true", help="draw adapters, too")
-    parser.add_argument("--images", action="store_true", help="draw images in prompts, too")
-    parser.add_argument(
-        "--connector", action="store_true", help="draw images, some of them encoded elsewhere"
-    )
-    parser.add_argument("--offloading", action="store_true", help="draw host memory, too")
-    parser.add_argument(
-        "--retention", action="store_true", help="draw windows of which a part is cached"
-    )
-    parser.add_argument("--states", action="store_true", help="draw layers that keep states, too")
-    parser.add_argument("--drafts", action="store_true", help="draw speculative decoding, too")
-    parser.add_argument(
-        "--draft-sizes", action="store_true", help="draw drafts, as many as the batch size says"
-    )
-    parser.add_argument("--limits", action="store_true", help="schedule less than fits in a step")
-    parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
+    for kind, words in KINDS.items():
+        parser.add_argument(
+            f"--{kind}", action="append_const", dest="kinds", const=kind, help=words
+        )
     asked = parser.parse_args(arguments)
-    kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}
-    cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
+    kinds = asked.kinds or ()
+    cases = (draw_case(asked.seed, number, kinds) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
     print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")

@@ -54,6 +54,10 @@ class DecodeSet:
         if self._begins is not None:
             heappush(self._begins, (tick - computed, request.admission, request))
 
+    def verified(self, request: Request) -> tuple[int, int]:
+        """Count the tokens that a member computes at the next tick, and those that it has."""
+        return 1, self.computed(request)
+
     def end_after(self, request: Request, ticks: int) -> None:
         """Have `advance` return a member when `ticks` more ticks are over."""
         request.last_tick = self.tick + ticks

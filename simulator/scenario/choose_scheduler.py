@@ -66,13 +66,13 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
     _check_prefill_interval(spec)
     for feature in features_of(engine):
         lacks, others = feature.lacking
-        if (required := feature.requires(engine)) is None:
+        if not (entry := feature.requires(engine)):
             continue
         if not engine.follows_vllm or spec.release < feature.since or role is not None:
             since = write_release(feature.since[:2])
             what = f"needs the rules of vLLM {since} or later, without a kv_role"
             raise ScenarioError(f"engine.{feature.key}", what)
-        need(feature.key, required, f"{name} {lacks}; fcfs {others}, and {ORDERING}")
+        need(feature.key, REQUIRED[entry], f"{name} {lacks}; fcfs {others}, and {ORDERING}")
     if role is not None:
         others = f"in a group with kv_role {role} fcfs does, and {ORDERING}, fair"
         need("scheduling_policy", {}, f"{name} passes no KV caches on; {others}")

@@ -3,7 +3,7 @@
 A scheduler without features passes none of this. Each feature is a folder of `simulator/features`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from simulator.core.engine_config import EngineConfig
@@ -14,17 +14,6 @@ from simulator.models.spec import ModelSpec
 
 Conflict = tuple[str, str, str]
 """A key, other keys that it contradicts, and what is wrong."""
-
-WITH_VLLM = {
-    "scheduler": "headway",
-    "speculative_config": None,
-    "preemption_mode": "recompute",
-    "kv_offloading_size": None,
-    "prefix_cache": "hash",
-    "pipeline_parallel_size": 1,
-    "allocation": "paged",
-}
-"""What an engine must have for vLLM's scheduler to decide, and nothing to be in its way."""
 
 
 class Feature:
@@ -49,9 +38,9 @@ class Feature:
         raise NotImplementedError
 
     @classmethod
-    def requires(cls, engine: EngineConfig) -> Mapping[str, object] | None:
-        """Return what an engine that has it must have otherwise, by key; None: anything goes."""
-        return WITH_VLLM
+    def requires(cls, engine: EngineConfig) -> str:
+        """Name the entry of `scenario/required.json` for it; "": an engine needs nothing else."""
+        return cls.key
 
     @classmethod
     def conflicts(cls, engine: EngineConfig) -> Iterator[Conflict]:

@@ -37,6 +37,7 @@ KINDS = [
     ("limits", 60, 4000, "--limits"),  # max_num_active_seqs, max_num_scheduled_tokens
     ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods, in step or ahead
     ("draft-sizes", 24, 1200, "--draft-sizes"),  # as many drafts as the batch size says
+    ("draft-adapters", 60, 3000, "--drafts --loras"),
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
@@ -65,7 +66,11 @@ def test_all_drawn_cases_agree_in_every_field(
 
 
 @pytest.mark.parametrize(
-    "kind", ["retention", "states", "adapters", "offloading", "images", "connector", "drafts"]
+    "kind",
+    [
+        *("retention", "states", "adapters", "offloading", "images", "connector", "drafts"),
+        "draft-adapters",
+    ],
 )
 def test_what_another_release_decides_differs(kind: str) -> None:
     """Of each kind some cases tell 0.32 from 0.33: the recordings hold the rules apart."""
@@ -95,7 +100,7 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
 def test_no_image_is_longer_than_a_step_may_schedule() -> None:
     """Whole images (disable_chunked_mm_input) of more tokens would wait for ever."""
     for number in range(400):
-        config = (case := draw_case(1, number, images=True, limits=True))["config"]
+        config = (case := draw_case(1, number, ["images", "limits"]))["config"]
         named = [part for one in case["requests"] for part in one.get("segments", ())]
         sizes = [count for name, count in named if name.startswith("image:")]
         if config["disable_chunked_mm_input"] and config.get("max_num_scheduled_tokens"):

@@ -11,6 +11,7 @@ from simulator.costs.linear import LinearCost
 from simulator.features.lora.lora import Lora
 from simulator.features.lora.work import AdapterWork, work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.engines import made
 from tests.support.scenarios import errors
@@ -118,6 +119,37 @@ def write(folder: Path, *rows: str, text: str = SCENARIO) -> Path:
     path = folder / "s.yaml"
     path.write_text(text)
     return path
+
+
+DRAFTS = "speculative_config: {method: ngram, num_speculative_tokens: 3, acceptance: 1}"
+
+
+@pytest.mark.parametrize("caching", ["false", "true"])
+def test_drafts_are_tokens_under_an_adapter(tmp_path: Path, caching: str) -> None:
+    """Decodes verify 1 + 3 tokens, kept as sums or, with a prefix cache, one by one."""
+    text = SCENARIO.replace("max_loras: 1", f"enable_prefix_caching: {caching}, {DRAFTS}")
+    scenario = load_scenario(write(tmp_path, "0,20,10,a", text=text))
+    one = make_scheduler(scenario.specs[""], False)
+    for id, model in enumerate(["a", ""]):
+        one.add(Request(id, 0.0, 20, 10, model=model))
+    found = []
+    for now in range(3):
+        step = one.schedule(float(now))
+        work = work_of(step)
+        assert work is not None
+        found.append((work.tokens, step.decodes + step.drafts))
+        one.commit(step, [now + 1.0])
+    assert found == [(20, 0), (4, 8), (4, 8)]
+
+
+def test_adapters_with_drafts_need_room_for_all_at_once(tmp_path: Path) -> None:
+    """As vLLM 0.32 and 0.33: 8 requests that verify 1 + 3 tokens are 32."""
+    path = write(tmp_path, "0,20,10,a", text=SCENARIO.replace("max_loras: 1", DRAFTS))
+    what = (
+        "engine.enable_lora: with k drafts needs max_num_batched_tokens >= max_num_seqs x (1 + k)"
+    )
+    assert errors(path, ["engine.max_num_batched_tokens=31"]) == [f"s.yaml:4: {what} (32), not 31"]
+    load_scenario(path, ["engine.max_num_batched_tokens=32"])
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

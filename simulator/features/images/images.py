@@ -13,7 +13,7 @@ an item that is larger than what is left of the budget waits, stored or not.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any, NamedTuple, Self
 
 from simulator.core.engine_config import EngineConfig
@@ -22,7 +22,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.features.images.work import KEY, EncoderWork, work_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.schedulers.feature import WITH_VLLM, Feature
+from simulator.schedulers.feature import Feature
 from simulator.schedulers.interface import SchedulerInterface
 
 
@@ -75,9 +75,9 @@ class Images(Feature):
         return engine.multimodal_config is not None
 
     @classmethod
-    def requires(cls, engine: EngineConfig) -> Mapping[str, object] | None:
+    def requires(cls, engine: EngineConfig) -> str:
         takes_any = engine.multimodal_config is not None and engine.multimodal_config.takes_any
-        return WITH_VLLM | {"enable_lora": False} if takes_any else None
+        return cls.key if takes_any else ""
 
     @classmethod
     def of(cls, engine: EngineConfig, model: ModelSpec) -> Self:

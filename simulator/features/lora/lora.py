@@ -19,6 +19,7 @@ from simulator.features.lora.work import KEY, AdapterWork
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.feature import Conflict, Feature
+from simulator.schedulers.running_requests import RunningRequests
 from simulator.util.errors import ScenarioError
 
 
@@ -68,7 +69,7 @@ class Lora(Feature):
         return int(engine.max_loras * size.slot_bytes)
 
     def attach(self, scheduler: Any) -> None:
-        self._running: Iterable[Request] = scheduler.running
+        self._running: RunningRequests = scheduler.running
         self._counts_all = scheduler.rules.counts_all_adapters
         if scheduler.keeps_books:
             raise ScenarioError(
@@ -76,7 +77,7 @@ class Lora(Feature):
             )
 
     def begin(self, step: Step) -> None:
-        using = self._running
+        using: Iterable[Request] = self._running
         if not self._counts_all:
             using = [chunk.request for chunk in (*step.prefills, *(step.singles or ()))]
             using += [one for one in self._running if one.joined >= 0]
@@ -101,7 +102,8 @@ class Lora(Feature):
         step.add_work(KEY, work)
         used: dict[str, None] = {}
         chunks = (*(step.singles or ()), *step.prefills)
-        computed = [(request, 1) for request in self._running if request.joined >= 0]
+        running = self._running
+        computed = [(one, running.decodes.verified(one)[0]) for one in running if one.joined >= 0]
         computed += [(chunk.request, chunk.tokens) for chunk in chunks]
         for request, tokens in computed:
             if request.model:

@@ -374,7 +374,9 @@ def _derive(asked: dict[str, Any]) -> Any:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         fixed = {"model": folder, "tokenizer": folder, "skip_tokenizer_init": True, "seed": 0}
         method = asked.get("speculative_config", {}).get("method")
-        if method not in (None, "ngram"):  # MTP is of few models, and decides as EAGLE
+        if method == "ngram" and asked["async_scheduling"]:  # ahead by kernels alone
+            asked["speculative_config"]["method"] = "ngram_gpu"
+        elif method not in (None, "ngram"):  # MTP is of few models, and decides as EAGLE
             kind = "eagle" if method == "mtp" else method
             asked["speculative_config"] |= {"method": kind, "model": folder}
         config = EngineArgs(**fixed, dtype="float16", **asked).create_engine_config()

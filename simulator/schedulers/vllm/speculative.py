@@ -160,8 +160,7 @@ class Speculative(Scheduler):
                 accepted += right
             wasted = step.decodes + step.drafts - tokens
             row = *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
-            if self.speculation is not None:
-                self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
+            self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
         return row
 
     def stored(self, step: Step) -> int:
