@@ -282,7 +282,7 @@ def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--device", "cuda", "--from", "y"], "--device: needs --model, not --from"),
         (["--model", "tiny-test", "--set", "a=1"], "--set: needs --from-requests, --from-"),
         (["--model", "tiny-test", "--budget-s", "inf"], "--budget-s inf: must be more than 0"),
-        (["--model", "tiny-test", "--max-model-len", "0"], "--max-model-len 0: must be at least"),
+        (["--model", "tiny-test", "--max-model-len", "0"], "--max-model-len 0: must be 1 or more"),
         (["--model", "tiny-test", "--max-model-len", "9999"], "9999: is more than the 8192 posi"),
         (["--from", str(tmp_path / "none.csv.gz")], "none.csv.gz: no such file"),
         (["--model", "tiny-test", "--num-blocks", "2"], "--num-blocks 2: must have 128 tokens"),

@@ -27,10 +27,13 @@ def slots(result: Result) -> tuple[int, int]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_on_the_page(path: Path) -> None:
-    """And is a scenario."""
+    """And is a scenario; the orders have a page of their own."""
     assert load_scenario(path).name == path.stem
-    page = (EXAMPLES.parent.parent / "docs" / "examples.md").read_text()
-    assert f"scenarios/examples/{path.name}" in page
+    docs = EXAMPLES.parent.parent / "docs"
+    pages = "".join(
+        (docs / name).read_text("utf-8") for name in ("examples.md", "waiting-order.md")
+    )
+    assert f"scenarios/examples/{path.name}" in pages
 
 
 # ---------------------------------------------------------------- 1: a batch of four
