@@ -11,9 +11,8 @@ from simulator.workload.traces.csv_columns import header, mark_of
 from simulator.workload.traces.detect import detect_format
 from simulator.workload.traces.documents import first_line, lines, parquet_names
 from simulator.workload.traces.fields import NEAR, guess_columns, parse_date
-from simulator.workload.traces.format import Problems
+from simulator.workload.traces.format import Problems, Table
 from simulator.workload.traces.formats.named import json_requests
-from simulator.workload.traces.read import read_table
 
 ROWS = 50  # that a guess looks at
 ROWS_A_VALUE = 12  # at least: as of a flag or a priority
@@ -50,12 +49,11 @@ def columns_of(path: Path) -> tuple[list[str], str]:
     return list(values), guess
 
 
-def columns_used(path: Path, columns: str) -> dict[str, Any]:
-    """Return what becomes of the columns of a trace that can be read, and of its requests.
+def columns_used(path: Path, table: Table, form: str) -> dict[str, Any]:
+    """Return what became of the columns of a trace, and of its requests, as `read_measured` has it.
 
     `names`: of all columns, to choose others; none where the format has its own.
     """
-    table, form = read_table(path, None, {"columns": columns} if columns else {})
     names = columns_of(path)[0] if form == "requests" else []
     return {"names": names, "failed": table.failed} | table.ledger.figures()
 

@@ -19,6 +19,7 @@ from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.workload.workload import Workload
 
 Value = float | int | str
 
@@ -79,8 +80,8 @@ class Knob:
         return min(numbers) <= value <= max(numbers) and (isinstance(value, int) or not whole)
 
 
-def knobs_of(scenario: Scenario) -> list[Knob]:
-    """Return the knobs of a scenario, each at what the scenario says."""
+def knobs_of(scenario: Scenario, requests: Workload | None = None) -> list[Knob]:
+    """Return the knobs of a scenario, each at what it says; None: its requests are read here."""
     engine, gpu = scenario.engine, scenario.gpu
     cluster = scenario.cluster
     router = (cluster or ClusterConfig()).router_name
@@ -111,14 +112,13 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _bound("ttft", scenario),
         _bound("tpot", scenario),
     ]
-    if len(parts := _parts(scenario)) > 1:
+    if len(parts := _parts(requests or scenario.make_workload())) > 1:
         found.append(_menu("whose", "Whose SLO: 99 % of", ALL, [ALL, *parts]))
     return found
 
 
-def _parts(scenario: Scenario) -> list[str]:
+def _parts(load: Workload) -> list[str]:
     """Name the clients and priorities of the requests, those with the most requests first."""
-    load = scenario.make_workload()
     found = []
     for kind, values in (("client", load.client), ("priority", load.priority)):
         counted = Counter(map(str, () if values is None else values)).most_common(MOST_PARTS)

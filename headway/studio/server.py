@@ -26,9 +26,11 @@ from headway.studio.knobs import KEYS, Knob, knobs_of, overrides
 from headway.studio.plan import QUESTIONS, command, plan
 from headway.studio.worker import Job, Kind, Worker
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import TRACE_OPTION
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.http_log import is_foreign, on_interrupt, running
+from simulator.workload.traces.read import read_measured
 
 need_package("studio", "serve", "aiohttp")
 from aiohttp import web  # noqa: E402
@@ -191,7 +193,7 @@ class Studio:
         body = (ASSETS / "studio.html").read_text("utf-8")
         style = (ASSETS / "studio.css").read_text("utf-8")
         script = (ASSETS / "studio.js").read_text("utf-8")
-        parts = (read_asset("uPlot.iife.min.js"), script)
+        parts = (read_asset("uPlot.iife.min.js"), read_asset("sort.js"), script)
         scripts = "".join(f"<script>{part}</script>" for part in parts)
         start_data = f'<script type="application/json" id="start">{data}</script>'
         return frame(f"{self.name}, studio", f"<style>{style}</style>{body}", start_data + scripts)
@@ -298,8 +300,7 @@ class Studio:
         try:
             await asyncio.to_thread(_check_unpacked, path)
             try:
-                loaded = await asyncio.to_thread(self._read, [_as_workload(path, columns)])
-                used = await asyncio.to_thread(columns_used, path, columns)
+                loaded, used = await asyncio.to_thread(self._read, path, columns)
             except HeadwayError:
                 look = columns_of if columns else unknown_columns
                 names, guess = await asyncio.to_thread(look, path)
@@ -318,9 +319,14 @@ class Studio:
         knobs = [asdict(knob) for knob in loaded]
         return {"trace": name, "name": _name(called), "knobs": knobs} | used
 
-    def _read(self, settings: list[str]) -> list[Knob]:
-        given = [*self.served, *self.settings, *settings]
-        return knobs_of(load_scenario(self.scenario, given, own_code=False))
+    def _read(self, path: Path, columns: str) -> tuple[list[Knob], dict[str, Any]]:
+        """Read a trace, once: its knobs, and which of its columns are used as what."""
+        settings = [*self.served, *self.settings, _as_workload(path, columns)]
+        scenario = load_scenario(self.scenario, settings, own_code=False)
+        given = {"columns": columns} if columns else {}
+        load, table, form = read_measured(path, None, given, TRACE_OPTION)
+        scenario.settle_models(load)
+        return knobs_of(scenario, load), columns_used(path, table, form)
 
 
 def _as_workload(trace: Path | str, columns: str) -> str:

@@ -13,8 +13,9 @@ import pandas
 import pytest
 import yaml
 
+from headway.studio.server import Studio
 from simulator.workload.describe import describe
-from simulator.workload.traces import read_trace
+from simulator.workload.traces import read, read_trace
 from tests.support.browser import browser
 from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs
 
@@ -93,6 +94,23 @@ def test_every_file_that_trace_describe_reads(port: int, tmp_path: Path) -> None
         assert lines[-1]["traffic"] == expected | {"source": lines[-1]["traffic"]["source"]}
     _, (answer,) = ask(port, OWN.encode(), "/trace?name=x.csv")
     assert answer == {"errors": [], "names": ["when", "in_tok", "out_tok"], "columns": NAMES}
+
+
+def test_an_upload_is_read_once(tmp_path: Path, monkeypatch) -> None:
+    """It was read for its knobs, and again for what became of its columns."""
+    path = tmp_path / "x.trace"
+    path.write_text("timestamp,input_tokens,output_tokens,client\n0,9,3,a\n1,9,3,b\n")
+    reads: list[str] = []
+    format_of = read.format_of
+    monkeypatch.setattr(read, "format_of", lambda *told: reads.append("") or format_of(*told))
+    studio = Studio("demo", ["workload.num_prompts=2"], tmp_path)
+    try:
+        knobs, used = studio._read(path, "")
+    finally:
+        studio.worker.close()
+    assert len(reads) == 1
+    assert knobs[-1].values == ["all requests", "client a", "client b"]
+    assert used["columns"]["used"]["input_tokens"] == "prompt"
 
 
 @pytest.mark.medium
