@@ -20,11 +20,14 @@ QUESTIONS = {
     "rate": ("How much load this fleet carries", ()),
 }
 """What a plan may answer: in words, and as options of the command."""
+SEARCHED = ("workload.request_rate=", "workload.trace.rate_scale=")
+"""Settings that the search for the largest load refuses: it tries values of its own."""
 
 
 def command(scenario: str, settings: Sequence[str], question: str) -> list[str]:
     """Return the words of the command that answers a question about a scenario."""
-    sets = [word for setting in settings for word in ("--set", setting)]
+    kept = [one for one in settings if question != "rate" or not one.startswith(SEARCHED)]
+    sets = [word for setting in kept for word in ("--set", setting)]
     return ["plan", scenario, *sets, *QUESTIONS[question][1]]
 
 

@@ -3,7 +3,6 @@
 What is asked for last counts: a run that nobody waits for any more ends within a few events.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -139,7 +138,6 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         if stale():
             raise Superseded
         part = load if count == whole else load.rows(np.arange(count))
-        begun = time.perf_counter()
         result = run(scenario, workload=part, stop=lambda _sent, _logs: stale())
         if result.interrupted or stale():
             raise Superseded
@@ -150,8 +148,8 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         found = view(scenario, shown, job.trace)
         advice = [one for one in found["advice"] if not told or one["text"] != NOTHING]
         found["advice"] = [{"text": text} for text in told] + advice
-        found |= {"coarse": count < whole, "seconds": time.perf_counter() - begun}
-        yield found | {"traffic": traffic, "last": count == whole}
+        last = count == whole
+        yield found | {"traffic": traffic, "coarse": not last, "last": last}
 
 
 def _findings(own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -190,6 +188,7 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         "figures": {
             k: v for k, v in figures.items() if isinstance(v, int | float) and not isnan(v)
         },
+        "parts": {one["bound"]: one["value"] for one in own.get("slo") or ()},
         "cdf": {name: distributions([found], name) for name in ("ttft", "tpot", "e2el")},
         "time": [float(f"{value:.6g}") for value in middle],
         "levels": {name: levels[name] for name in LEVELS},

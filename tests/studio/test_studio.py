@@ -256,7 +256,7 @@ def test_it_is_played_by_keyboard_alone(port: int) -> None:
         heads = driver.find_element("css selector", "#figures tr").text
         assert "now" in heads
         assert "before" in heads
-        assert f"seats {told}" in heads
+        assert f"max_num_seqs {told}" in heads
         driver.find_element("id", "copy-cli").send_keys(ENTER)
         copied = driver.find_element("id", "copied")
         end = time.monotonic() + 10

@@ -72,6 +72,19 @@ def test_a_plan_is_the_command_s(port: int, tmp_path: Path, monkeypatch, capsys)
     assert capsys.readouterr().out.partition("\nwritten to ")[0] == last["text"]
 
 
+@pytest.mark.medium
+def test_the_largest_load_is_looked_for_whatever_rate_is_turned(port: int) -> None:
+    """A plan refuses a rate beside its search for one: the button was dead once it was turned."""
+    _, (upload,) = ask(port, OWN.encode(), f"/trace?name=own.csv&columns={NAMES}")
+    for knobs, trace in (({"rate_scale": 3}, upload["trace"]), ({"rate": 3.0}, "")):
+        asked = {"knobs": knobs | {"ttft": 1000, "tpot": 50}, "trace": trace, "question": "rate"}
+        _, lines = ask(port, asked, "/plan")
+        assert "capacity" in lines[-1].get("text", ""), lines[-1]
+        assert not any("rate" in word.partition("=")[0] for word in lines[-1]["command"])
+        fewest = ask(port, asked | {"question": "fewest"}, "/plan")[1][-1]["command"]
+        assert any(word.endswith(("=3", "=3.0")) for word in fewest)
+
+
 def test_what_cannot_be_planned(port: int) -> None:
     status, (answer,) = ask(port, {"question": "--out"}, "/plan")
     assert (status, answer["errors"]) == (400, ["question: '--out' is none that is answered"])
@@ -160,7 +173,7 @@ def test_from_my_log_to_this_fleet(
         press(driver, "plan")
         assert driver.find_element("id", "plan-status").text.startswith("Looking for ")
         press(driver, "plan-cancel")
-        asked = "How few replicas of this GPU do: own.csv, gpu L40S"
+        asked = "How few replicas of this GPU do: own.csv, GPU L40S"
         assert wait_for_plan(driver) == f"Cancelled: {asked}"
         plan_again(driver)
         assert "cluster.replicas=1 carries the load" in driver.find_element("id", "plan-best").text
@@ -187,6 +200,54 @@ def test_from_my_log_to_this_fleet(
         assert not is_wider_than_window(driver)
         assert low_contrast(driver) == []
         assert [one for one in complaints(driver) if "/plan " not in one] == []
+
+
+def shift(driver: Any, selector: str) -> list[int]:
+    """Return by how many pixels a table is wider than its place, and starts right of it."""
+    script = """const box = document.querySelector(arguments[0]).closest(".scroll");
+    const left = (node) => node.getBoundingClientRect().left;
+    const start = left(document.querySelector(".results"));
+    return [box.scrollWidth - box.clientWidth, left(box) - start];"""
+    return [round(value) for value in driver.execute_script(script, selector)]
+
+
+@pytest.mark.medium
+def test_tables_are_as_wide_as_the_page(port: int, tmp_path: Path) -> None:
+    """At 1,060 pixels, a run pinned; a plan's heads sort, a client's latency has a row."""
+    log = tmp_path / "own.csv"
+    rows = OWN.splitlines()
+    body = "".join(f"{row},{'paid' if k % 3 else 'free'}\n" for k, row in enumerate(rows[1:]))
+    log.write_text(f"timestamp,input_tokens,output_tokens,client\n{body}")
+    with browser((1060, 900)) as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        driver.find_element("id", "trace").send_keys(str(log))
+        wait_for_runs(driver, 2)
+        press(driver, "pin")
+        for name, value in {"whose": "client paid", "ttft": "900", "tpot": "70"}.items():
+            place = f"#knob-{name}" if name == "whose" else f"[aria-label^='SLO: {name.upper()}']"
+            keys = value if name == "whose" else f"\ue009a\ue000{value}{ENTER}"
+            driver.find_element("css selector", place).send_keys(keys)
+            wait_until_idle(driver)
+        heads = driver.find_element("id", "figures").text.splitlines()
+        assert [
+            line.rpartition(", ms ")[0] for line in heads if line.startswith("client paid")
+        ] == [
+            "client paid: P99 TTFT",
+            "client paid: P99 TPOT",
+        ]
+        assert any(line.startswith("SLO attainment of all requests, % ") for line in heads)
+        driver.find_element("id", "question").send_keys("Which")
+        press(driver, "plan")
+        assert wait_for_plan(driver).startswith("Found after ")
+        title = driver.find_element("id", "plan-title").text
+        assert title.endswith("SLO: TTFT 900 ms, SLO: TPOT 70 ms, Whose SLO: 99 % of client paid")
+        assert shift(driver, "#plan-table table") == [0, 0]
+        assert shift(driver, "#figures") == [0, 0]
+        assert not is_wider_than_window(driver)
+        head = driver.find_element("css selector", "#plan-table th:last-child")
+        driver.execute_script("arguments[0].click()", head)
+        assert head.get_attribute("aria-sort") == "ascending"
 
 
 HELD = """

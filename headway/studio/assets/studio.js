@@ -11,7 +11,7 @@
   const show = (value) => (value == null ? "–" : digits.format(value));
   const FIGURES = [
     ["output_throughput", "Output tokens/s", 1], ["request_throughput", "Requests/s", 1],
-    ["slo_attainment", "SLO attainment, %", 100], ["mean_ttft_ms", "Mean TTFT, ms", 1], ["p99_ttft_ms", "P99 TTFT, ms", 1],
+    ["slo_attainment", "SLO attainment of all requests, %", 100], ["mean_ttft_ms", "Mean TTFT, ms", 1], ["p99_ttft_ms", "P99 TTFT, ms", 1],
     ["mean_tpot_ms", "Mean TPOT, ms", 1], ["p99_tpot_ms", "P99 TPOT, ms", 1], ["mean_e2el_ms", "Mean E2EL, ms", 1],
     ["p99_e2el_ms", "P99 E2EL, ms", 1], ["gpu_busy_fraction", "GPU busy, %", 100],
     ["kv_cache_usage_mean", "Mean KV cache usage, %", 100], ["preemptions", "Preemptions", 1],
@@ -185,7 +185,7 @@
         const known = key && knobs.find(({ name }) => [key, `${key}.name`].includes(start.keys[name]));
         return key ? `${known?.label ?? key}: ` : "";
       });
-      const item = finding({ text: text.replace(GPUS, "GPUs of a replica $1") });
+      const item = finding({ text: text.replace("`headway plan --buy`", `the plan "${start.questions.buy}"`).replace(GPUS, "GPUs of a replica $1") });
       const fits = [...error.matchAll(GPUS)].filter(({ 0: words, index }) => !/^ \w+\./.test(error.slice(index + words.length)));
       if (fits.length) item.append(...finding({ text: "", turn: { gpus: Number(fits[0][1]) } }).childNodes);
       return item;
@@ -266,7 +266,11 @@
     tellLast();
   }
 
-  const settings = () => Object.entries(turned()).map(([knob, value]) => `${knob} ${value}`).join(", ");
+  // Say what is turned, with units; a search for the largest load tries rates of its own.
+  const settings = (question) => Object.entries(turned()).filter(([name]) => question !== "rate" || !name.startsWith("rate")).map(([name, value]) => {
+    const [label, unit] = knobs.find((knob) => knob.name === name).label.split(", ");
+    return `${label} ${value}${unit && typeof value === "number" ? ` ${unit}` : ""}`;
+  }).join(", ");
   const describe = () => [file, settings()].filter(Boolean).join(", ") || "as the scenario is";
 
   // What is shown.
@@ -326,6 +330,12 @@
 
   const unitOf = (seconds) => (seconds >= 7200 ? [3600, "h"] : seconds >= 300 ? [60, "min"] : [1, "s"]);
 
+  // The latencies that are bounded for one client or priority, by their labels.
+  const partsOf = ({ parts }) => Object.fromEntries(Object.entries(parts).flatMap(([bound, value]) => {
+    const found = /^(.+):([^_]+)_([^_]+)_ms/.exec(bound);
+    return found ? [[`${found[1]}: ${found[2].toUpperCase()} ${found[3].toUpperCase()}, ms`, value]] : [];
+  }));
+
   function figures(runs) {
     const head = document.createElement("tr");
     head.append(document.createElement("th"), ...runs.map(({ label, hue, pin }) => {
@@ -342,12 +352,14 @@
       }
       return cell;
     }));
-    const rows = FIGURES.filter(([key]) => runs.some(({ run: one }) => one.figures[key] != null)).map(([key, label, scale]) => {
+    const ofParts = [...new Set(runs.flatMap(({ run: one }) => Object.keys(partsOf(one))))].map((label) => [label, label, 1]);
+    const value = (one, key) => one.figures[key] ?? partsOf(one)[key];
+    const rows = [...FIGURES, ...ofParts].filter(([key]) => runs.some(({ run: one }) => value(one, key) != null)).map(([key, label, scale]) => {
       const row = document.createElement("tr");
       row.dataset.key = key;
       row.append(Object.assign(document.createElement("th"), { textContent: label }), ...runs.map(({ run: one }) => {
-        const value = one.figures[key];
-        return Object.assign(document.createElement("td"), { textContent: show(value == null ? null : value * scale) });
+        const shown = value(one, key);
+        return Object.assign(document.createElement("td"), { textContent: show(shown == null ? null : shown * scale) });
       }));
       return row;
     });
@@ -538,7 +550,7 @@
     const mine = (planning = new AbortController());
     const begun = performance.now();
     const question = byId("question").value;
-    const asked = `${start.questions[question]}: ${whose()}, ${Object.keys(turned()).length ? settings() : "as it is"}`;
+    const asked = `${start.questions[question]}: ${whose()}, ${settings(question) || "as it is"}`;
     const [named, called] = [file, title]; // the log of this plan: another may be chosen while it looks
     let told = "";
     const status = (text) => { byId("plan-status").textContent = text; };
