@@ -15,6 +15,8 @@ RECORDED = [
     ("qwen3-4b", "L4", "--tp 4", 0.658),
     ("llama-3.2-3b", "L40S", "", 0.843),
     ("codellama-13b", "B200", "--tp 2", 0.853),
+    ("qwen3-8b", "A10G", "", 0.684),
+    ("qwen3-8b", "RTX-5090", "--tp 2", 0.773),
     ("mistral-7b-v0.3", "L4", "--disable-cuda-graph", 0.705),
     ("qwen3-14b", "H100-80GB", "--max-running-requests 64 --chunked-prefill-size -1", 0.689),
     ("llama-2-7b", "L4", "--chunked-prefill-size 8192", 0.417),  # whose graphs end at 4,096 tokens
@@ -26,6 +28,7 @@ RECORDED = [
     ("qwen2-vl-7b", "H200", "", 0.689),
     ("qwen2-vl-2b", "B200", "--chunked-prefill-size 2048", 0.785),
     ("qwen2.5-vl-7b", "H100-80GB", "", 0.749),
+    ("qwen2.5-vl-7b", "H20", "", 0.774),
     ("llava-1.5-7b", "A100-80GB", "--tp 4", 0.784),
     ("gemma-4-e2b", "H200", "", 0.905),
     ("qwen3.5-35b-a3b", "H100-80GB", "--tp 8 --max-running-requests 64", 0.761),
