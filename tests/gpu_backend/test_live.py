@@ -142,7 +142,7 @@ def test_live_writes_what_run_writes_and_more(
     assert "has a live run already (live.json)" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "l").iterdir()} == names
     assert main([*again[:-1], str(tmp_path / "m"), "--reruns", "-1"]) == 2
-    assert "--reruns -1: must be at least 0" in capsys.readouterr().err
+    assert "--reruns -1: must be 0 or more" in capsys.readouterr().err
     found = validate(tmp_path / "l")
     assert (found.reruns, found.clock) == (1, "exec")
 
@@ -176,8 +176,8 @@ def test_an_interrupt_of_a_rerun_says_what_is_written(
     [
         ("engine.max_model_len=9000", "9000 is more than the 8192 positions of tiny-test"),
         (
-            "workload.input_len=8192",
-            "160 of 160 prompts, of up to 8192 tokens, do not fit",
+            "workload.input_len={kind: uniform, low: 4000, high: 9000}",
+            "18 of 160 prompts, of up to 8985 tokens, do not fit the 8192 positions of tiny-test",
         ),
         ("engine.allocation=contiguous", "a live run needs paged allocation"),
         ("engine.num_gpu_blocks_override=9000000", "does not fit cpu"),
@@ -205,4 +205,4 @@ def test_a_device_that_is_not_there_is_refused(
     for device in devices:
         arguments = ["live", str(SCENARIO), "--device", device, "--out", str(tmp_path / "x")]
         assert main(arguments) == 2
-        assert capsys.readouterr().err.startswith("headway: error: device: ")
+        assert capsys.readouterr().err.startswith(f"headway: error: --device {device}: ")
