@@ -288,12 +288,12 @@ def find_device(name: str) -> torch.device:
     except RuntimeError:
         raise HeadwayError(f"--device {name}: must be cpu or cuda") from None
     if device.type not in {"cpu", "cuda"}:
-        raise HeadwayError(f"device: {name!r} is not supported; there are cpu and cuda")
+        raise HeadwayError(f"--device {name}: must be cpu or cuda")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise HeadwayError(f"device: no {name}: torch {torch.__version__} finds no CUDA GPU")
+            raise HeadwayError(f"--device {name}: torch {torch.__version__} finds no CUDA GPU")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise HeadwayError(f"device: no {name}: there are {torch.cuda.device_count()} GPUs")
+            raise HeadwayError(f"--device {name}: there are {torch.cuda.device_count()} GPUs")
     return device
 
 
