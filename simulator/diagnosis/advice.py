@@ -173,7 +173,7 @@ class Advisor(MemoryAdvisor):
         tokens = np.concatenate([np.empty(0, np.int64), *sizes])
         if not len(tokens):
             return []
-        per_token = stall / max(prompts, 1)
+        per_token = stall / prompts
         fair = (decodes + (time - stall) / max(per_token, 1e-12)) / len(tokens)
         used = percentiles(tokens, [99.0])[0]
         least = max(seats, now // SMALLEST)

@@ -84,7 +84,7 @@ def find_outages(run: Evidence) -> Outages | None:
         down[begin : max(end, begin + 1)] += 1
     place = np.searchsorted(times, table.sent[run.done], "right") - 1
     again = table.entered[run.done] > table.sent[run.done]
-    affected: Flags = disturbed[np.clip(place, 0, len(times) - 1)] | again
+    affected: Flags = disturbed[place] | again
     e2el = table.e2el[run.done]
     if not affected.any() or affected.all():
         return None

@@ -117,8 +117,6 @@ class UnsharedPrefixCache(EvictingCounter):
                 self._abandon(full)
             return
         table = self._regained.pop(request, [])
-        if request not in self._freed_by:
-            table = []  # there are no blocks of its own left that could be taken for these
         first = table[-1].parts[-1][1] if table else 0
         if first < full:
             self._ages += 1
