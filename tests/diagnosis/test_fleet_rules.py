@@ -1,6 +1,7 @@
 """Troubles of fleets: each has the right first finding, and following its advice helps."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from simulator import load_scenario, run
 from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.autoscaler_waits import autoscaler_waits
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.fleet_rules import Outage, _scale_sooner, explained, find_outages
+from simulator.diagnosis.fleet_rules import Outage, _scale_sooner, explained, find_outages, routing
 
 FLEET = """name: fleet
 engine: {name: textbook, max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}
@@ -128,6 +129,26 @@ def test_a_calm_fleet_has_none_of_them(write) -> None:
         for finding in findings(write(FLEET), *sets)[2]
     }
     assert not rules & {"failures", "autoscaling", "routing", "scattered_prefixes"}
+
+
+@pytest.mark.parametrize(
+    ("router", "share", "blamed"),
+    [("random", 0.4, True), ("random", 0.004, False), ("least_outstanding", 0.4, False)],
+)
+def test_a_router_is_to_blame_that_looks_at_no_replica_where_requests_wait(
+    router: str, share: float, blamed: bool
+) -> None:
+    """Half of the requests' time they wait, and that much of it beside a free replica."""
+    run = SimpleNamespace(
+        misrouted=2 * share,
+        share=lambda _: 0.5,
+        waited=[3.0, 1.0],
+        record=SimpleNamespace(scenario=load_scenario("demo", [f"cluster={{router: {router}}}"])),
+        advisor=SimpleNamespace(replicas=list),
+    )
+    found = routing(run)  # type: ignore[arg-type]
+    assert (found is not None) == blamed
+    assert found is None or found.weight == pytest.approx(share)
 
 
 # One replica of one seat, a second each; a second replica is away from 2 to 6 s.

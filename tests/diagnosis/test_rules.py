@@ -167,7 +167,7 @@ def test_prefill_stalls(diagnose) -> None:
     found = diagnose("cost.per_token=1e-3", "workload.request_rate=4")["prefill_stalls"]
     figures = found["figures"]
     beyond = figures["mean_step_with_prompts_ms"] - figures["mean_of_its_decodes_alone_ms"]
-    assert beyond >= 64
+    assert 64 <= beyond < 70  # few such steps have two prompts
     assert 12 <= figures["mean_of_its_decodes_alone_ms"] < 15
     (advice,) = found["advice"]
     assert advice["key"] == "engine.max_num_batched_tokens"

@@ -1,5 +1,7 @@
 """Blocks of groups that keep states, worked out by hand: blocks of 4 tokens."""
 
+import pytest
+
 from simulator.core.request import Request, Step
 from simulator.features.states.states import States
 from simulator.kv_cache.state_manager import StateManager
@@ -79,6 +81,20 @@ def test_nobody_reads_a_state_in_the_step_that_computes_it() -> None:
     """The same prompt at once: the second waits for the next step."""
     chunks = play(make(), ask(0, 13, 13 - 1), ask(1, 13, 13 - 1))
     assert chunks == [[(0, 0, 12)], [(0, 12, 1), (1, 12, 1)]]
+
+
+@pytest.mark.parametrize(("rests", "waits"), [(True, False), (False, True)])
+@pytest.mark.parametrize("prompt", [13, 14])
+def test_before_vllm_0_33_a_state_is_new_while_its_request_is_at_it(
+    prompt: int, rests: bool, waits: bool
+) -> None:
+    """The first computes what is beyond 12, its last boundary: another waits for that, too."""
+    scheduler = make()
+    scheduler.blocks.rests_states = rests
+    first, second = ask(0, prompt, 12), ask(1, prompt + 1, 12)
+    rest, other = (0, 12, prompt - 12), (1, 12, prompt - 11)
+    after = [[rest], [other]] if waits else [[rest, other]]
+    assert play(scheduler, first, second) == [[(0, 0, 12)], *after]
 
 
 def test_with_none_every_state_at_a_boundary_is_kept() -> None:

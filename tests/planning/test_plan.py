@@ -35,6 +35,7 @@ def test_the_rate_of_a_server_that_takes_a_second_a_request(scenario: Path):
     assert row["capacity_low"] <= 2 / 3 <= row["capacity_high"]
     assert row["capacity_low"] <= row["capacity"] <= row["capacity_high"]
     assert row["mean_ttft_ms"] <= 1100
+    assert row["reason"] == "mean_ttft_ms"  # which breaks just beyond
     assert row["headroom"] == pytest.approx(row["capacity"] / 0.2 - 1)
 
 

@@ -11,7 +11,7 @@ import pytest
 from headway.cli.main import main
 from headway.planning.candidate import Candidate
 from headway.planning.plan import _keeps
-from headway.planning.plan_report import COLUMNS, _abscissa, _cells, _draw
+from headway.planning.plan_report import COLUMNS, _abscissa, _cells, _draw, _draw_bounds
 from headway.planning.problem import REPLICAS
 from headway.planning.runs import read_metric_values
 from headway.planning.search import SearchResult
@@ -85,6 +85,34 @@ def test_a_candidates_speeds_are_a_users_and_those_of_all() -> None:
     result = SimpleNamespace(trials=[trial], best=None)
     candidate = SimpleNamespace(result=result, resources_at=lambda _: (2, 7.0))
     assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 50.0)]  # type: ignore[arg-type]
+
+
+def test_the_interval_of_a_load_has_the_load() -> None:
+    """The curve's lower end is where its upper strain crosses, which may be above what was held."""
+    scenario = load_scenario("demo")
+    places = [(1.0, (-0.9, -0.5, -0.4)), (2.0, (-0.8, -0.4, -0.2)), (4.0, (0.2, 0.4, 0.6))]
+    trials = [Trial(at, strain=strain) for at, strain in places]
+    found = Candidate({}, scenario, result=SearchResult(trials[0], trials))
+    low, high = found.capacity_interval
+    assert low == found.capacity == 1.0
+    assert high is not None
+    assert 2.0 < high < 4.0
+
+
+@pytest.mark.parametrize(("ratio", "scale"), [(0.4, "linear"), (0.3, "log")])
+def test_what_is_far_from_its_bound_is_drawn_on_a_logarithmic_scale(
+    ratio: float, scale: str
+) -> None:
+    """From a third of it on: the bound is part of the picture."""
+    from matplotlib.figure import Figure
+
+    trial = Trial(1.0, runs=[{"p99_ttft_ms": ratio * SLO.bound}])
+    result = SimpleNamespace(trials=[trial], best=trial)
+    candidate = SimpleNamespace(scenario=None, spent_at=lambda _: None, result=result)
+    problem = SimpleNamespace(criteria=SimpleNamespace(slos=[SLO]), high=0, key="at")
+    axes = Figure().subplots()
+    _draw_bounds(axes, problem, [(candidate, "0.5", "one")], candidate)  # type: ignore[arg-type]
+    assert axes.get_yscale() == scale
 
 
 def test_a_load_that_long_runs_broke_is_drawn_by_these() -> None:

@@ -141,6 +141,15 @@ def test_a_run_has_all_the_requests_that_come_in_its_time(
     assert keys["workload.num_prompts"] == str(requests)
 
 
+def test_a_burst_has_all_its_requests_at_once(scenario: Path):
+    """As many as are asked for, whatever the scenario's own rate."""
+    problem = make_problem(scenario, PlanOptions(["p99_ttft_ms<=9000"]))
+    candidate = load_point(scenario, {}, [], None, Candidate)
+    keys = dict(problem.settings(candidate, PlannedRun(2.0, burst=500)))
+    assert keys["workload.request_rate"] == ".inf"
+    assert keys["workload.num_prompts"] == "500"
+
+
 def test_more_load_is_a_higher_rate_and_more_requests(scenario: Path):
     """A tenth more of two a second, for 100 s."""
     problem = replace(

@@ -35,6 +35,9 @@ NOISY = SMALL.replace(
 )
 
 
+MET = ("best", "near")
+
+
 def test_where_there_are_bounds_attainment_is_drawn_in_per_cent():
     rows = [{"output_throughput": 10.0 + k, "slo_attainment": 0.9 + 0.02 * k} for k in range(3)]
     first, second = draw_intervals(["a"], [rows]).axes[:2]
@@ -298,6 +301,36 @@ def test_a_factor_that_may_be_chance_is_shown_with_the_pairs_that_decide():
     assert row.endswith(" ?")
     assert "18,633.33" in row
     assert "-18,633.33 to " in row  # no latency is less than 0
+
+
+def test_a_winner_by_service_levels_needs_no_other_difference(monkeypatch):
+    """The best attains 0.99, others 0.5 and 0.6, give or take 0.2: E2EL decides nothing.
+
+    Beside one that keeps the levels, too, with 0.8 to 1, more replications are made.
+    """
+    given = {"best": [0.99, 0.98], "low": [0.3, 0.7], "high": [0.8, 0.4], "near": [0.999, 0.8]}
+    counts = []
+
+    def measured(names, count, **_):
+        counts.append(count)
+        return [
+            [
+                {
+                    "slo_attainment": given[name][k % 2] + 1e-4 * k,
+                    "slo_met": name in MET,
+                    "mean_e2el_ms": 100.0 * given[name][k % 2],
+                    "completed": 9,
+                }
+                for k in range(count)
+            ]
+            for name in names
+        ]
+
+    monkeypatch.setattr("headway.planning.replications.replicate", measured)
+    replicate_until_decided(["low", "best", "high"], 8)
+    assert counts == [8]
+    replicate_until_decided(["near", "best", "high"], 8)
+    assert counts[1:] == [8, 16]
 
 
 @pytest.mark.medium

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headway.cli.main import main
-from headway.planning.rollouts import rollouts
+from headway.planning.rollouts import _draw, rollouts
 from simulator import load_scenario, run
 from simulator.util.errors import HeadwayError
 from tests.support.workloads import generate
@@ -108,6 +108,23 @@ def test_a_long_tail_is_told(tmp_path: Path, capsys) -> None:
     path.write_text(text)
     assert main(["rollouts", str(path)]) == 0
     assert "Knob: raise rollouts.oversampling from 0 to 0.25" in capsys.readouterr().out
+
+
+def test_prompts_of_two_steps_share_their_prefixes_alone(tmp_path: Path) -> None:
+    """Else what a carried sample left in the cache would be taken for that of another prompt."""
+    sets = ["workload.prefix_groups={num_prefixes: 2, prefix_len: 16}"]
+    generator = load_scenario(write(tmp_path), sets).workload.generator
+    first, second = (
+        {
+            name: tokens
+            for group in _draw(generator, 8, seed)
+            for name, tokens in group.samples[0].prompt
+        }
+        for seed in (5, 6)
+    )
+    assert {first[name] for name in first.keys() & second.keys()} == {16}
+    assert len(first.keys() & second.keys()) == 2
+    assert len(first) == len(second) == 2 + 8
 
 
 def test_samples_share_their_prompt_and_end_each_by_itself(tmp_path: Path) -> None:

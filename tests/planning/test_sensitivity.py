@@ -237,6 +237,17 @@ def test_a_host_is_taken_to_both_ends_of_its_interval():
     assert [one.host for one in hosts if isinstance(one, PiecewiseCost)] == [0.25, 1.0]
 
 
+def test_a_host_without_an_interval_may_take_a_tenth_of_a_millisecond_more_or_less():
+    """Of each step, however many requests it has."""
+    cost = PiecewiseCost([[1, 0.5], [8, 0.5]], overhead=0.5, residuals={"decode": 0.1})
+    changed = changed_costs(cost)
+    for count in (1, 4):
+        step = Step([], count, 10 * count)
+        plain = cost.execute(step).seconds
+        for end, more in (("host low", -1e-4), ("host high", 1e-4)):
+            assert changed[end].execute(step).seconds - plain == pytest.approx(more)
+
+
 KNEE = """
 name: knee
 engine: {max_num_seqs: 8, max_num_batched_tokens: 512}
