@@ -46,7 +46,7 @@ BEGIN, END = "<!-- make accuracy: begin -->\n", "<!-- make accuracy: end -->"
 FOLDERS = {"e2e": (), "e2e_stages": ("prompt_pool=100",)}
 """Folders of runs, with the cells that their README tells of all rows."""
 METRICS = {
-    "E2E": "mean_e2el_ms",
+    "E2EL": "mean_e2el_ms",
     "TPOT": "mean_tpot_ms",
     "TTFT": "mean_ttft_ms",
     "TTFT P99": "p99_ttft_ms",
