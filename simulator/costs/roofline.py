@@ -61,7 +61,7 @@ class Efficiency:
 USUAL = Efficiency()
 AMD_SHARE = 0.57
 """Of the usual speeds, what AMD's GPUs reach under vLLM. Two sources count the same: Llama-3.1-405B
-in fp8 on eight MI300X (Oracle's blog of 2024, 1 to 256 sequences) reaches 0.66 to 0.70 of them, the
+in fp8 on eight MI300X (Oracle's blog of 2024, 1 to 256 sequences) reaches 0.59 to 0.66 of them, the
 servers of a blind set on MI300X 0.41 to 0.53."""
 UNMEASURED = 0.3
 """Standard deviation of log(measured / predicted) of steps on a GPU without tables: an estimate.

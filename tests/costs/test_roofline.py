@@ -130,7 +130,7 @@ def test_mi300x_is_as_slow_as_published_runs(count: int, measured: float) -> Non
     cost = roofline(model, GPUS["MI300X"], tensor_parallel_size=8, dtype="fp8")
     seconds = cost.execute(mixed(*((0, 128) for _ in range(count)))).seconds
     seconds += sum(cost.leap(Step([], count, 129 * count), 127).seconds)
-    assert 1.0 < seconds / measured < 1.35
+    assert 1.03 < seconds / measured < 1.15
     pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
     likest = efficiency_of(GPUS["RTX-4090"])
     assert (pcie.weights, pcie.compute) == (likest.weights, 0.67)

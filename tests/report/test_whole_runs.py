@@ -32,7 +32,8 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
     """Those of docs/accuracy.md, which `make accuracy` writes; blind runs are of its own table."""
     told, page = band(profile, prompt), PAGE.read_text()
     (line,) = (line for line in page.splitlines() if line.startswith(row))
-    for metric, cell in zip(("E2EL", "TPOT", "TTFT", "TTFT P99"), line.split("|")[2:], strict=False):
+    metrics = ("E2EL", "TPOT", "TTFT", "TTFT P99")
+    for metric, cell in zip(metrics, line.split("|")[2:], strict=False):
         if runs := cell.strip():
             errors, _, count = runs.rstrip(")").rpartition("/")
             ninth = float(errors.split(", ")[1].split(" ")[0])

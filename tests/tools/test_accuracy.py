@@ -46,7 +46,7 @@ def test_a_class_has_median_and_90_percent_error_and_counts_what_it_leaves_out()
     left = [outcome(0.9, impossible="faster than light"), Outcome(run_of(), reason="no GPU")]
     found = lines(*good, *left)
     assert found["TPOT"] == Line("model", "dense", "TPOT", 3, 0.03, 0.046, 2, 3, 1, 1, 0)
-    assert found["E2EL"] == Line("model", "dense", "E2E", 0, None, None, 0, 0, 1, 1, 3)
+    assert found["E2EL"] == Line("model", "dense", "E2EL", 0, None, None, 0, 0, 1, 1, 3)
 
 
 def test_the_table_is_read_as_it_was_written() -> None:

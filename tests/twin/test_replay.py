@@ -264,19 +264,19 @@ def test_replayed_against_its_own_twin_a_scenario_validates(tmp_path: Path) -> N
 def test_the_four_commands_of_the_page_follow_one_another(tmp_path: Path) -> None:
     """Pasted as they stand, against the server that the page names; with less traffic."""
     page = Path(ROOT, "docs", "serve.md").read_text()
-    before, after = page[page.index("# my.yaml") :].split("```console\n", 1)
+    before, after = page[page.index("# load.yaml") :].split("```console\n", 1)
     text = before.split("```")[0].replace("num_prompts: 100, request_rate: 4", TRAFFIC)
     assert TRAFFIC in text
-    (tmp_path / "my.yaml").write_text(text)
+    (tmp_path / "load.yaml").write_text(text)
     pasted = [line.removeprefix("$ headway ") for line in after.split("```")[0].splitlines()]
     assert [line.split()[0] for line in pasted] == ["replay", "calibrate", "run", "validate"]
     served = tmp_path / "served"
-    with twin(str(tmp_path / "my.yaml"), "--port", "0", "--out", str(served)) as ((url,), server):
+    with twin(str(tmp_path / "load.yaml"), "--port", "0", "--out", str(served)) as ((url,), server):
         for line in pasted:
             words = shlex.split(line.replace("http://127.0.0.1:8000", url))
             done = headway(*words, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
-        assert "profile my-adjusted;" in done.stdout
+        assert "profile load-adjusted;" in done.stdout
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     measured = str(tmp_path / "out" / "measured")
