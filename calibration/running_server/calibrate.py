@@ -51,7 +51,7 @@ def calibrate_server(
     Whatever ends it half-way, each load that was sent is in `out`/loads; where they are enough, the
     model is fitted to them. Raises HeadwayError where there is nothing to measure or to fit.
     """
-    _check(url, minutes, max_rate, steps, out)
+    _check(minutes, max_rate, steps, out)
     server = ask(url)
     loaded = scenario_of(server, scenario, overrides)
     check_calm(server.url)
@@ -96,9 +96,7 @@ def calibrate_server(
     return 0
 
 
-def _check(url: str, minutes: float, max_rate: float, steps: Path | None, out: Path) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise HeadwayError(f"--server: {url!r} does not begin with http:// or https://")
+def _check(minutes: float, max_rate: float, steps: Path | None, out: Path) -> None:
     if not 0 < minutes <= MOST_MINUTES:
         raise HeadwayError(f"--minutes {minutes:g}: must be more than 0 and at most {MOST_MINUTES}")
     if not max_rate > 0:

@@ -53,17 +53,14 @@ class Admin:
 
     def routes(self) -> list[Route]:
         """Return the addresses: what each does, and to replicas in which states."""
-        faults = self.faults
-        acts: dict[str, tuple[type[Kill], tuple[str, ...], Callable[..., None]]] = {
-            "slow": (Slow, ALIVE, faults.slow),
-            "hang": (Hang, ALIVE, faults.hang),
-            "kill": (Kill, RUNNING, faults.kill),
-            "restart": (Restart, ("up", "down"), faults.restart),
-        }
-        rates = self._route("/admin/failures", Rates, self.failures.set)
-        return [Route("GET", "/admin", self.tell), rates] + [
-            self._route(f"/admin/{name}", kind, partial(self._to_replicas, act, states))
-            for name, (kind, states, act) in acts.items()
+        faults, to = self.faults, self._to_replicas
+        return [
+            Route("GET", "/admin", self.tell),
+            self._route("/admin/failures", Rates, self.failures.set),
+            self._route("/admin/slow", Slow, partial(to, faults.slow, ALIVE)),
+            self._route("/admin/hang", Hang, partial(to, faults.hang, ALIVE)),
+            self._route("/admin/kill", Kill, partial(to, faults.kill, RUNNING)),
+            self._route("/admin/restart", Restart, partial(to, faults.restart, ("up", "down"))),
         ]
 
     async def tell(self, _: web.Request) -> web.Response:

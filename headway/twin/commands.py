@@ -81,10 +81,6 @@ def serve(
         check_folder(out)
         if [*out.glob("summary.json"), *out.glob("replica-*/summary.json")]:
             print(f"warning: --out {out}: the run that it has will be replaced", file=sys.stderr)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HeadwayError(f"--out {out}: {error.strerror}") from None
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
@@ -107,7 +103,7 @@ def serve(
 
 def _tell_end(server: "Server", out: Path | None) -> None:
     """Say what was served and whether it came on time; write the files."""
-    result = server.result()
+    result = server.engine.result()
     served = server.served()
     late, first = (served[f"{name}late_ms"]["p99"] for name in ("", "first_token_"))
     whole, count = int(result.request_table().completed.sum()), len(result.workload)
@@ -131,11 +127,6 @@ def tokenizer(
     count, files = train(folder, vocab_size)
     print(f"written to {folder}: {', '.join(files)}; {count:,} tokens")
     return 0
-
-
-def _check_url(url: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
 
 
 def replay(
@@ -173,8 +164,7 @@ def replay(
     from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
 
-    _check_url(url)
-    engine, last = None, LAST_TOKEN
+    engine = None
     if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
         from simulator.workload.traces import read_trace
 
@@ -184,8 +174,7 @@ def replay(
     else:
         loaded = load_scenario(scenario, settings.overrides, settings.seed)
         workload, name = loaded.make_workload(), loaded.name or "scenario"
-        engine = loaded, (spec := resolve(loaded))
-        last = spec.model.vocab_size
+        engine = loaded, resolve(loaded)
     folder = check_folder(out or Path("out") / f"replay-{name}")
     with Draft(folder, workload) as draft:
         for path in draft.earlier:
@@ -196,7 +185,7 @@ def replay(
             model,
             timeout=timeout,
             prompt_seed=prompt_seed,
-            vocab_size=last,
+            vocab_size=LAST_TOKEN if engine is None else engine[1].model.vocab_size,
             ended=draft.add,
         )
         paths = write_measured(found, workload, folder, engine)
@@ -222,19 +211,12 @@ def shadow(
 
     The exit code is 1 where they differ, and 2 where there was nothing to compare.
     """
-    from headway.twin.shadow import as_json, conclusion, heading, line
+    from headway.twin.shadow import as_json, conclusion
     from headway.twin.shadow import shadow as watch
     from simulator.scenario.load import load_scenario
 
-    _check_url(url)
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
-    verdict = watch(
-        loaded,
-        url,
-        watched,
-        tell=lambda found: None if json_ else print(line(found), flush=True),
-        begun=lambda: None if json_ else print(heading(), flush=True),
-    )
+    verdict = watch(loaded, url, watched, lambda told: json_ or print(told, flush=True))
     if json_:
         print_json(as_json(verdict))
     else:

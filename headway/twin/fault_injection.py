@@ -49,11 +49,10 @@ class FaultInjector:
 
     def __init__(self, engine: LiveEngine) -> None:
         self.engine, self.fleet, self.life = engine, engine.fleet, engine.life
-        fleet = self.fleet
-        self.executors: list[list[FaultyExecutor]] = [[] for _ in fleet.targets]
+        self.executors: list[list[FaultyExecutor]] = [[] for _ in self.fleet.targets]
         self.hangs: set[int] = set()
         self._repairs: dict[int, int] = {}  # orders to come back; the last one counts
-        for core, target in zip(fleet.cores, fleet.owners, strict=True):
+        for core, target in zip(self.fleet.cores, self.fleet.owners, strict=True):
             core.executor = executor = FaultyExecutor(core.executor)
             self.executors[target.index].append(executor)
 

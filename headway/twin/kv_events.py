@@ -77,7 +77,6 @@ class Publisher:
         self._size = self._next = 0
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._sockets: list[Any] = []
-        self._task: asyncio.Task[None] | None = None
 
     def listen(self, blocks: object) -> None:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
@@ -141,8 +140,7 @@ class Publisher:
                 await replay.send_multipart((frames[0], b"", b"", END, b""))
 
     def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
         for socket in self._sockets:
             socket.close(linger=100)
 

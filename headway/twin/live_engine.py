@@ -47,7 +47,6 @@ class Stream:
 
     request: Request
     asked: Asked
-    sent_at: float  # simulated s
     on_tokens: Callable[[int, int], None]  # new ones, all so far
     on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
     core: EngineCore | None = None  # None: no engine has it
@@ -82,6 +81,7 @@ class LiveEngine:
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
         self._build_fleet(served, startup_delay)
+        self.block_size = self.cores[0].scheduler.blocks.block_size  # tokens
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] = _ignore
@@ -135,11 +135,6 @@ class LiveEngine:
             return int(predictor.hints[0])
         return None if predictor is None else predictor.predict(request)
 
-    @property
-    def block_size(self) -> int:
-        """Tokens of a KV block."""
-        return self.cores[0].scheduler.blocks.block_size
-
     def submit(
         self,
         asked: Asked,
@@ -157,7 +152,7 @@ class LiveEngine:
             door.enter(request)
         self.sent[request.id] = now
         self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
-        stream = self.streams[request.id] = Stream(request, asked, now, on_tokens, on_end)
+        stream = self.streams[request.id] = Stream(request, asked, on_tokens, on_end)
         if due is not None:
             stream.lead = max(now - due, 0.0)
             stream.ahead = stream.lead + 2 * self.clock.usual_delay()
@@ -206,7 +201,7 @@ class LiveEngine:
         if self.streams.pop(request.id, None) is not None:
             self.tell(stream, stream.sent, self.env.now)  # those that went out ahead
             self.moved(stream, None)
-            stream.asked.cancel_after = self.env.now - stream.sent_at
+            stream.asked.cancel_after = self.env.now - stream.asked.arrival
             self._cancel(request)
             if stream.core is not None:  # else none has seen it
                 stream.core.log.record(request, UNFINISHED, stream.told, stream.first)
@@ -277,7 +272,7 @@ class LiveEngine:
         new = min(self.streams, default=self.next_id)
         if new - self._first < KEPT:
             return
-        before = min((one.sent_at for one in self.streams.values()), default=self.env.now)
+        before = min((one.asked.arrival for one in self.streams.values()), default=self.env.now)
         for core in self.cores:
             split_log(core.log, range(self._first, new), before, {}, last=False)
         del self._asked[: new - self._first]

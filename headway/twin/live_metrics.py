@@ -108,7 +108,7 @@ class LiveMetrics:
         found = counts.histograms
         if stream.last < 0:
             counts.begin(request, self.engine.scenario.engine.enable_prefix_caching)
-            found["time_to_first_token_seconds"].observe(now - stream.sent_at)
+            found["time_to_first_token_seconds"].observe(now - stream.asked.arrival)
         else:
             found["inter_token_latency_seconds"].observe(now - stream.last)
             counts.add("spec_decode_num_accepted_tokens", new - 1)
@@ -127,8 +127,8 @@ class LiveMetrics:
             "request_prompt_tokens": request.prompt_tokens,
             "request_generation_tokens": request.generated,
             "request_time_per_output_token_seconds": decode / max(request.generated - 1, 1),
-            "e2e_request_latency_seconds": request.finish - stream.sent_at,
-            "request_queue_time_seconds": request.first_scheduled - stream.sent_at,
+            "e2e_request_latency_seconds": request.finish - stream.asked.arrival,
+            "request_queue_time_seconds": request.first_scheduled - stream.asked.arrival,
             "request_inference_time_seconds": request.finish - request.first_scheduled,
             "request_prefill_time_seconds": first - request.first_scheduled,
             "request_decode_time_seconds": decode,

@@ -23,6 +23,8 @@ def with_session(option: str, url: str, seconds: float, play: Callable[[Any], Aw
     A server that wants a key gets that of the environment variable OPENAI_API_KEY. Raises
     HeadwayError, which names the option, where the server at `url` does not answer, or without end.
     """
+    if not url.startswith(("http://", "https://")):
+        raise HeadwayError(f"{option}: {url!r} does not begin with http:// or https://")
     need_package(option, "serve", "aiohttp")
     import aiohttp
 

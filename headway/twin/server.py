@@ -19,7 +19,7 @@ from typing import Any
 from headway.planning.runs import encode_csv
 from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
-from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody, refuse
+from headway.twin.api.bodies import DetokenizeBody, TokenizeBody, refuse
 from headway.twin.api.chat_template import own_template, read_template
 from headway.twin.api.cross_origin import allow, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
@@ -36,7 +36,6 @@ from headway.twin.options import ServeOptions
 from simulator.core.request import Request
 from simulator.features.images.images import Images
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
 from simulator.util.http_log import LOOPBACK, is_foreign, on_interrupt, running
@@ -128,9 +127,8 @@ class Server:
         if (answer := preflight(self.origins, request)) is not None:
             return answer
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
-        if is_foreign(request, hosts, self.origins):
-            origin = request.headers.get("Origin")
-            raise BadRequestError.of("foreign", host=request.host, origin=origin)
+        foreign, origin = is_foreign(request, hosts, self.origins), request.headers.get("Origin")
+        refuse({"foreign": foreign}, host=request.host, origin=origin)
         if request.path.startswith("/v1") and not self._has_key(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
@@ -176,10 +174,6 @@ class Server:
         request["came"] = self.engine.clock.now
         return request
 
-    def result(self) -> Result:
-        """Return the run so far."""
-        return self.engine.result()
-
     def _tokens(self, request: Request, first: int, last: int) -> list[int] | None:
         """Return tokens of a request, prompt and answer; None: its client has gone."""
         if (said := self.api.said.get(request.id)) is None:
@@ -217,7 +211,7 @@ class Server:
 
     async def _report(self, request: web.Request) -> web.Response:
         """Return the run so far: JSON, or the HTML report to a browser."""
-        result = self.result()
+        result = self.engine.result()
         refuse({"no request": not len(result.workload)})
         if "text/html" in request.headers.get("Accept", ""):
             from headway.figures.data import Run
@@ -230,7 +224,7 @@ class Server:
     async def _requests(self, request: web.Request) -> web.Response:
         """Return the requests of the report as a trace that plays them again."""
         text = io.BytesIO()
-        write_timed_trace(self.result().workload, self.engine.block_size, text)
+        write_timed_trace(self.engine.result().workload, self.engine.block_size, text)
         return web.Response(body=text.getvalue(), content_type="application/jsonl")
 
     def write(self, out: Path) -> list[Path]:
@@ -238,7 +232,7 @@ class Server:
 
         from simulator.simulation.write import write_run
 
-        result = self.result()
+        result = self.engine.result()
         load = {"path": "served.jsonl", "format": "timed_trace"}  # in which images are text
         if has_media(result.workload):
             load = {"path": "requests.csv", "format": "requests"}

@@ -268,15 +268,11 @@ def _apart(
 
 
 def shadow(
-    scenario: Scenario,
-    url: str,
-    watched: Watched,
-    tell: Callable[[Window], None],
-    begun: Callable[[], None] = lambda: None,
+    scenario: Scenario, url: str, watched: Watched, tell: Callable[[str], object]
 ) -> Verdict:
-    """Watch a server for a while, or until Ctrl-C; `tell` each window as it is compared.
+    """Watch a server for a while, or until Ctrl-C; `tell` a line of each window as it is compared.
 
-    `begun` is called when it has answered for the first time.
+    The first line is the heading, when the server has answered for the first time.
 
     Raises HeadwayError where the server cannot be reached, or is not vLLM's.
     """
@@ -284,20 +280,18 @@ def shadow(
     page = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
     interval, length = watched.interval, watched.window
     polls: list[Poll] = []
-    verdict, told = Verdict(), -1.0  # s, up to where windows have been told
+    verdict = Verdict()
 
     async def compare() -> None:
-        nonlocal told
         polls[:] = [one for one in polls if one.time >= polls[-1].time - HISTORY * length]
         try:
             found = await asyncio.to_thread(judge, [*polls], scenario, length, watched.tolerance)
         except NoTrafficError:
             return
         for window in found.windows:
-            if window.start >= told:
-                told = window.end
+            if not verdict.windows or window.start >= verdict.windows[-1].end:
                 verdict.windows.append(window)
-                tell(window)
+                tell(line(window))
         for name, window in found.parted.items():
             verdict.parted.setdefault(name, window)
 
@@ -317,7 +311,7 @@ def shadow(
                     raise HeadwayError(f"--url: {page}: {error or 'no end'}") from None
                 poll = read_poll(text, now)
             if not rounds and not polls:
-                begun()
+                tell(heading())
             if polls and poll.finished < polls[-1].finished:
                 polls.clear()  # the server has begun anew
             polls.append(poll)

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.api import refusals
 from headway.twin.api.bodies import REFUSALS, ChatBody
 from headway.twin.api.messages import WORDS
 from headway.twin.api.openai import USUAL
@@ -92,7 +95,7 @@ def test_messages_are_answered_whole_and_streamed() -> None:
         assert (await (await client.post("/v1/messages", json=cut)).json())["stop_reason"] == (
             "max_tokens"
         )
-        assert len(server.result().requests) == 3
+        assert len(server.engine.result().requests) == 3
 
     served_by(play)
 
@@ -297,6 +300,12 @@ def test_a_missing_package_is_named_with_both_ways_to_install_it() -> None:
     told = re.escape("pip install 'headway[serve]', or '.[serve]' in a checkout")
     with pytest.raises(HeadwayError, match=f"serve: needs no_such_package: {told}"):
         need_package("serve", "serve", "no_such_package")
+
+
+def test_serve_says_at_its_start_that_it_needs_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(HeadwayError, match="serve: needs llguidance: pip install"):
+        runpy.run_path(refusals.__file__)
 
 
 def test_the_last_line_counts_whole_answers(capsys: pytest.CaptureFixture[str]) -> None:

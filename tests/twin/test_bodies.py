@@ -135,7 +135,7 @@ def test_the_header_for_priorities_comes_before_the_body(header: str | None, pri
         body = CHAT | {"priority": 5}
         async with client.post("/v1/chat/completions", json=body, headers=head) as response:
             assert response.status == 200
-        found = server.result().workload.priority
+        found = server.engine.result().workload.priority
         assert (0 if found is None else found[0]) == priority
 
     served_by(play)

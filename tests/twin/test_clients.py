@@ -51,8 +51,8 @@ def test_a_thousand_streams_at_once_get_every_token() -> None:
         lengths = [5 + k % 7 for k in range(STREAMS)]
         found = await asyncio.gather(*(tokens_of(client, length) for length in lengths))
         assert found == lengths
-        assert max(server.result().requests.e2el) > 0
-        assert server.result().summary()["max_concurrent_requests"] == STREAMS
+        assert max(server.engine.result().requests.e2el) > 0
+        assert server.engine.result().summary()["max_concurrent_requests"] == STREAMS
         await settled(server)
 
     served_by(play, "engine.max_num_seqs=1024", "engine.max_num_batched_tokens=8192", speed=0.1)

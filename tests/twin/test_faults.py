@@ -60,11 +60,11 @@ def test_a_slow_replica_takes_longer() -> None:
         state = await act(client, "slow", factor=4.0)
         assert state["replicas"][0]["slow"] == 4.0
         await ask(client)
-        before, after = server.result().requests.e2el
+        before, after = server.engine.result().requests.e2el
         assert after == pytest.approx(4 * before, rel=0.05)
         await act(client, "slow", factor=1, replica=0)
         await ask(client)
-        assert server.result().requests.e2el.iloc[2] == pytest.approx(before, rel=0.05)
+        assert server.engine.result().requests.e2el.iloc[2] == pytest.approx(before, rel=0.05)
 
     served_by(play, admin=True)
 
@@ -119,7 +119,7 @@ def test_a_replica_that_is_killed_drops_its_connections(stream: bool) -> None:
         await act(client, "restart")
         assert (await client.get("/health")).status == 200
         await ask(client)
-        assert server.result().summary()["completed"] == 1
+        assert server.engine.result().summary()["completed"] == 1
         assert (
             server.engine.cores[0].stats().blocks_used
             == server.engine.cores[1].stats().blocks_used

@@ -64,7 +64,7 @@ def test_images_and_sounds_count_by_the_law() -> None:
         text = await (await client.get("/report/requests")).text()
         rows = [json.loads(line) for line in text.splitlines()]
         assert [row["input_length"] for row in rows] == [2, 102, 32, 101]
-        found = server.result().requests
+        found = server.engine.result().requests
         assert found.ttft[1] > found.ttft[0] + 0.05  # the encoder's time
 
     served_by(play, ENGINE, LAW)
@@ -77,7 +77,11 @@ def test_an_image_comes_again_from_the_caches() -> None:
             return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         assert [await cached(name) for name in ("a", "b", "a")] == [0, 0, 96]
-        names = [segments[0][0] for segments in server.result().workload.segments or () if segments]
+        names = [
+            segments[0][0]
+            for segments in server.engine.result().workload.segments or ()
+            if segments
+        ]
         assert all(isinstance(name, Media) for name in names)
         assert names[0] == names[2] != names[1]
         text = await (await client.get("/metrics")).text()
@@ -94,10 +98,12 @@ def test_the_served_requests_play_again(tmp_path: Path) -> None:
         for name in ("a", "b", "a"):
             await ask(client, user("one two", part("image_url", name), "three"))
         server.write(tmp_path)
-        again = run(server.scenario, workload=server.result().workload)
-        assert [*again.requests.ttft] == pytest.approx([*server.result().requests.ttft], abs=0.01)
+        again = run(server.scenario, workload=server.engine.result().workload)
+        assert [*again.requests.ttft] == pytest.approx(
+            [*server.engine.result().requests.ttft], abs=0.01
+        )
 
-        told.extend(server.result().requests.ttft)
+        told.extend(server.engine.result().requests.ttft)
 
     told: list[float] = []
     served_by(play, ENGINE, LAW)
@@ -207,7 +213,7 @@ def test_templates_get_a_text_or_parts(source: str, text: int) -> None:
         assert template.takes_parts == (source is BY_PARTS)
         message = user("one", part("image_url"), "two", part("image_url", "b"))
         assert await tokens(client, message, user("three")) == text + 200
-        (segments,) = server.result().workload.segments or ()
+        (segments,) = server.engine.result().workload.segments or ()
         places = [isinstance(name, Media) for name, _ in segments or ()]
         assert places == ([True, True, False] if text == 3 else [False, True, False, True, False])
 

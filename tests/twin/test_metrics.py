@@ -49,7 +49,7 @@ def test_metrics_count_what_was_served() -> None:
         ended = "vllm:request_success", "vllm:request_success_total"
         assert value(*ended, finished_reason="length") == 5
         ttft, e2e = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
-        summary = server.result().summary()
+        summary = server.engine.result().summary()
         assert value(ttft, f"{ttft}_sum") == pytest.approx(5e-3 * summary["mean_ttft_ms"])
         assert value(e2e, f"{e2e}_sum") == pytest.approx(5e-3 * summary["mean_e2el_ms"])
         itl = "vllm:inter_token_latency_seconds"
@@ -203,7 +203,7 @@ def test_what_clients_received_before_they_hung_up_is_in_the_requests(name: str)
             for sample in family.samples
             if "engine" in sample.labels
         }
-        rows = server.result().requests
+        rows = server.engine.result().requests
         left = rows[rows.finish_reason == "unfinished"]
         assert len(left) == 12
         assert (left.output_tokens > 0).any()
@@ -299,7 +299,7 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         text = await (await client.get("/report/requests")).text()
         assert text.count("\n") == 24
         assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
-        served.append(server.result())
+        served.append(server.engine.result())
 
     served: list[Any] = []
     served_by(play, *overrides, speed=1 if overlaps else 10)

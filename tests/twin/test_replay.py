@@ -88,7 +88,7 @@ def test_what_is_measured_is_what_was_simulated(
     assert found.gauges
     assert all(one.late >= 0 for one in found.requests)
     # Requests may reach the server in another order than they were meant to.
-    simulated = server.result().requests
+    simulated = server.engine.result().requests
     assert sorted(simulated.prompt_tokens) == sorted(load.prompt_tokens)
     measured = np.sort([one.end - one.sent for one in found.requests])
     # Tokens leave early by what a busy machine is usually late.

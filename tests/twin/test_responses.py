@@ -57,7 +57,7 @@ def test_a_response_is_answered_whole_and_streamed() -> None:
         assert text == found[-4]["text"] == final["output"][0]["content"][0]["text"]
         assert final["usage"].items() >= usage.items()
         assert {one["item_id"] for one in found if "item_id" in one} == {final["output"][0]["id"]}
-        assert len(server.result().requests) == 2
+        assert len(server.engine.result().requests) == 2
 
     served_by(play)
 

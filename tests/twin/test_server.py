@@ -343,7 +343,7 @@ def test_requests_pass_the_frontend_one_after_the_other() -> None:
         took = sorted(await asyncio.gather(*(ask() for _ in range(3))))
         assert took[0] >= 0.2 + 0.15
         assert took[2] >= 0.2 + 3 * 0.15
-        table = server.result().requests
+        table = server.engine.result().requests
         assert (np.diff(np.sort(table.arrival)) > 0.1).all()
         assert (table.ttft < 0.3).all()
 

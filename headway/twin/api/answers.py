@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from headway.twin.api.bodies import BadRequestError
 from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
 from headway.twin.api.prompts import Prompt
 from headway.twin.api.said import Said
@@ -74,10 +75,6 @@ class Answer:
         self.ended = defaultdict[int, list[int]](list)  # tokens, by prompt
         self._is_plain = plain and not wanted.continuous_usage
 
-    def frame(self, choice: Choice) -> bytes:
-        """Return the chunk of a token whose text is @@."""
-        return self._chunk(choice, self.delta("@@"), None, 0)
-
     def start(self) -> bytes:
         """Return what comes before all tokens, at once."""
         return b""
@@ -85,10 +82,6 @@ class Answer:
     def open(self, choice: Choice) -> bytes:
         """Return what comes before a choice's first token."""
         return b""
-
-    def delta(self, text: str) -> Any:
-        """Return what a chunk has of a text."""
-        return text
 
     def part(self, choice: Choice, first: int, last: int) -> Any:
         """Return what a chunk has of a choice's tokens from `first` up to `last`; None: nothing."""
@@ -137,8 +130,10 @@ class Answer:
         said, is_inner = choice.said, new == 1 and 1 < count < choice.last
         if is_inner and self._is_plain and said.pieces is None:
             word = said.words[(said.offset + count - 1) % len(said.words)].encode()
-            # A request's id may have an @@, too.
-            choice.frame = choice.frame or self.frame(choice).rsplit(b"@@", 1)
+            # A request's id may have the word, too; behind the text there is no space.
+            choice.frame = choice.frame or self.piece(choice, count - 1, count, None).rsplit(
+                word, 1
+            )
             data = word.join(choice.frame)
         else:
             data = self.chunk(choice, new, count)
@@ -157,10 +152,9 @@ class Answer:
             out = b"data: " + compact(end) + b"\n\n"
         return out + b"data: [DONE]\n\n"
 
-    def error_chunk(self, message: str) -> bytes:
+    def error_chunk(self, error: BadRequestError) -> bytes:
         """Return what ends a stream that has begun and cannot go on."""
-        error = error_body(message, "BadRequestError", 400)
-        return b"data: " + error + b"\n\ndata: [DONE]\n\n"
+        return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
 
     def message(self, choice: Choice) -> dict[str, Any]:
         """Return what the whole answer has of a choice."""
@@ -210,7 +204,7 @@ class Answer:
         echo = [] if first else [*choice.prompt.echo]
         tokens = said.tokens(first, last)
         tops: list[Any] = [said.likeliest(one, k, max(most, 1)) for k, one in enumerate(echo)]
-        tops += [said.logprobs(first + k, max(most, 1)) for k in range(len(tokens))]
+        tops += [said.logprobs(one, first + k, max(most, 1)) for k, one in enumerate(tokens)]
         tokens = echo + tokens
         values: list[float | None] = [top[one] for top, one in zip(tops, tokens, strict=True)]
         if echo:
@@ -235,15 +229,11 @@ class ChatAnswer(Answer):
             chunk["usage"] = self._usage([choice], 0)
         return b"data: " + compact(chunk) + b"\n\n"
 
-    def delta(self, text: str) -> Any:
-        """Return what a chunk has of a text."""
-        return {"content": text}
-
     def part(self, choice: Choice, first: int, last: int) -> Any:
         """Return a piece of the text, or of the call; None: of neither."""
         text = choice.said.text(first, last)
         if not choice.said.call:
-            return self.delta(text)
+            return {"content": text}
         if not text:
             return None
         if choice.said.text(0, first):

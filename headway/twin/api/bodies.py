@@ -40,19 +40,10 @@ class BadRequestError(Exception):
 
     @classmethod
     def of(cls, name: str, /, **given: Any) -> Self:
-        """Return a refusal of refusals.json, with what is `given` in its words.
-
-        As in vLLM's words a `parameter` of it, and a `value` that is given, are told behind them.
-        """
-        row: dict[str, Any] = {
-            key: text.format(**given) if isinstance(text, str) else text
-            for key, text in REFUSALS[name].items()
-        }
-        if parameter := row.pop("parameter", None):
-            row["param"] = parameter
-            value = f", value={given['value']}" if "value" in given else ""
-            row["why"] += f" (parameter={parameter}{value})"
-        return cls(**row)
+        """Return a refusal of refusals.json, with what is `given` in its words."""
+        row = REFUSALS[name].items()
+        told: Any = {key: v.format(**given) if isinstance(v, str) else v for key, v in row}
+        return cls(**told)
 
 
 def refuse(wrong: Mapping[str, object], **given: Any) -> None:

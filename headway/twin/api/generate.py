@@ -129,8 +129,6 @@ class ApiServer:
         if re.fullmatch("-?[0-9]{1,18}", told := request.headers.get("X-Vllm-Priority", "")):
             asked.priority = int(told)
         wanted = self.reader.read(asked)
-        if kind is not ResponsesBody:  # whose tools vLLM takes in any case
-            self.reader.check_tools(wanted.asked)
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
             wanted.client = client_name(request.headers["X-Client"], "X-Client")
@@ -251,7 +249,7 @@ class ApiServer:
             await self._ends(request, answer)
             await response.write(answer.end())
         except BadRequestError as error:
-            await response.write(answer.error_chunk(str(error)))
+            await response.write(answer.error_chunk(error))
         await response.write_eof()
         return response
 
@@ -260,8 +258,8 @@ class ApiServer:
     async def response(self, request: web.Request) -> web.Response:
         """Return a response that is kept."""
         found, _ = self.responses.get(name := request.match_info["id"])
-        if request.query.get("stream", "").lower() in {"true", "1"}:
-            raise BadRequestError.of("events", value=name)  # only of responses in the background
+        streams = request.query.get("stream", "").lower() in {"true", "1"}
+        refuse({"events": streams}, value=name)  # only of responses in the background
         return web.json_response(found)
 
     async def cancel_response(self, request: web.Request) -> web.Response:
@@ -283,7 +281,8 @@ class ApiServer:
 
     def _count(self, asked: Any) -> Wanted:
         """Understand a prompt, however long it is."""
-        return dataclasses.replace(self.reader, max_model_len=MOST_TOKENS).read(asked)
+        reader = dataclasses.replace(self.reader, max_model_len=MOST_TOKENS, parses_tools=True)
+        return reader.read(asked)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Tell the text of tokens."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
-from headway.twin.api.bodies import MOST_STOPS, Open
+from headway.twin.api.bodies import MOST_STOPS, BadRequestError, Open
 from headway.twin.api.openai import compact
 from headway.twin.api.tables import table
 
@@ -147,13 +147,9 @@ def _messages(said: Message) -> list[dict[str, Any]]:
 class MessageAnswer(ChatAnswer):
     """What goes back to a client that speaks Anthropic's API."""
 
-    def error_chunk(self, message: str) -> bytes:
+    def error_chunk(self, error: BadRequestError) -> bytes:
         """Return what ends a stream that has begun and cannot go on."""
-        return b"event: error\ndata: " + message_error(message, 400) + b"\n\n"
-
-    def frame(self, choice: Choice) -> bytes:
-        """Return the chunk of a token whose text is @@."""
-        return event("content_block_delta", index=0, delta={"type": "text_delta", "text": "@@"})
+        return b"event: error\ndata: " + message_error(error) + b"\n\n"
 
     def open(self, choice: Choice) -> bytes:
         """Return what comes before the first token."""
@@ -211,8 +207,8 @@ class MessageAnswer(ChatAnswer):
         return compact(self._message(content, stop))
 
 
-def message_error(message: str, status: int) -> bytes:
+def message_error(error: BadRequestError) -> bytes:
     """Return the body of an error as Anthropic's API words it."""
-    usual = "api_error" if status >= 500 else "invalid_request_error"
-    kind = WORDS["errors"].get(str(status), usual)
-    return compact({"type": "error", "error": {"type": kind, "message": message}})
+    usual = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = WORDS["errors"].get(str(error.status), usual)
+    return compact({"type": "error", "error": {"type": kind, "message": str(error)}})

@@ -44,10 +44,10 @@ ANY = {"type": "object", "properties": {"text": {"type": "string"}}, "required":
 """A schema of what any JSON object is allowed to be."""
 
 
-def error_body(message: str, kind: str, status: int, param: str | None = None) -> bytes:
-    """Return an error as vLLM words it; `param`: the key of the body that is wrong."""
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return compact({"error": error})
+def error_body(error: BadRequestError) -> bytes:
+    """Return an error as vLLM words it."""
+    told = {"message": str(error), "type": error.kind, "param": error.param, "code": error.status}
+    return compact({"error": told})
 
 
 class Wanted:
@@ -111,6 +111,7 @@ class Reader:
         if isinstance(asked, CompletionBody) and asked.echo and asked.max_tokens == 0:
             limit = min(1, room)  # it computes the prompt, and a token that is not told
         _check_sampling(asked, limit, self.vocab_size)
+        self._check_tools(asked)
         return Wanted(asked, prompts, limit, self.counter)
 
     def check_model(self, name: str | None) -> None:
@@ -118,9 +119,12 @@ class Reader:
         wrong = name and name not in self.models
         refuse({"model": wrong}, model=name, known=", ".join(self.models))
 
-    def check_tools(self, chat: Body) -> None:
-        """Refuse tools as a vLLM without --enable-auto-tool-choice and --tool-call-parser."""
-        if self.parses_tools or not isinstance(chat, ChatBody):
+    def _check_tools(self, chat: Body) -> None:
+        """Refuse tools as a vLLM without --enable-auto-tool-choice and --tool-call-parser.
+
+        It takes those of a response in any case.
+        """
+        if self.parses_tools or type(chat) is not ChatBody:
             return
         choice: Any = chat.tool_choice
         if "tool_choice" not in chat.model_fields_set:

@@ -21,13 +21,8 @@ async def refusals_in_json(
     try:
         return await handler(request)
     except BadRequestError as error:
-        if request.path.startswith("/v1/messages"):
-            body = message_error(str(error), error.status)
-        else:
-            body = error_body(str(error), error.kind, error.status, error.param)
-        return web.Response(body=body, status=error.status, content_type="application/json")
+        words = message_error if request.path.startswith("/v1/messages") else error_body
+        return web.Response(body=words(error), status=error.status, content_type="application/json")
     except web.HTTPClientError as error:
-        response = web.json_response({"detail": error.reason}, status=error.status)
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
-        return response
+        head = {key: value for key, value in error.headers.items() if key == "Allow"}
+        return web.json_response({"detail": error.reason}, status=error.status, headers=head)

@@ -43,12 +43,9 @@ class Said:
         words, offset = self.words, self.offset
         return [words[(offset + number) % len(words)] for number in range(first, last)]
 
-    def logprobs(self, number: int, most: int) -> dict[str, float]:
+    def logprobs(self, own: str, number: int, most: int) -> dict[str, float]:
         """Return the likeliest texts of a token, its own first: each word is as likely as any."""
-        (own,) = self.tokens(number, number + 1)
-        if number not in self.free:
-            return {own: 0.0}
-        return self.likeliest(own, number, most)
+        return self.likeliest(own, number, most) if number in self.free else {own: 0.0}
 
     def likeliest(self, own: str, number: int, most: int) -> dict[str, float]:
         """Return so many texts, `own` first, which could be token number `number` as well."""
