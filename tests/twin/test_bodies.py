@@ -52,6 +52,29 @@ ANY = ("/v1/completions", "/v1/chat/completions")
             "disable structured outputs",
         ),
         ({"stream_options": {"include_usage": False}}, "Stream options can only be defined when"),
+        (
+            {"bad_words": ["a", ""]},
+            "bad_words cannot contain an empty string. Got bad_words=['a', ",
+        ),
+        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty! (parameter=allowed_"),
+        (
+            {"allowed_token_ids": [7, 128256]},
+            "allowed_token_ids contains out-of-vocab token id! (parameter=allowed_token_ids, value="
+            "[128256])",
+        ),
+        (
+            {"stop_token_ids": [-1, 128255]},
+            "token_id(s) [-1] in stop_token_ids contain out-of-vocab token ids. Vocabulary size: "
+            "128256 (parameter=stop_token_ids, value=[-1])",
+        ),
+        ({"logit_bias": {"128256": 1}}, "token_id(s) [128256] in logit_bias contain out-of-vocab "),
+        ({"logit_bias": {"a": 1}}, f"'loc': 'body.logit_bias.a', {NO_INT}"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "You can only use one kind of structured outputs constraint but multiple are specified:"
+            " json_object, regex",
+        ),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "multiple are specified: grammar"),
     ],
     ids=lambda one: str(one)[:40],
 )

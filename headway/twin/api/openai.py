@@ -227,6 +227,7 @@ def _check_options(asked: Body) -> None:
     by_schema, named = form and form.type == "json_schema", form and form.json_schema
     own, options = asked.structured_outputs, asked.stream_options
     constraints = {*own.model_dump(exclude_none=True)} if own else set()
+    kinds = constraints | ({form.type} if form else set()) - {"text"}
     template = chat and {"chat_template": chat.chat_template, **(chat.chat_template_kwargs or {})}
     refuse(
         {
@@ -239,6 +240,7 @@ def _check_options(asked: Body) -> None:
             "no constraint": (by_schema and named and named.json_schema is None)
             or (own and not constraints),
             "constraints": len({"json_schema", "regex", "choice"} & constraints) > 1,
+            "several constraints": len(kinds) > 1,
             "choice": own and own.choice == [],
             "json_object": own and own.json_object is False,
             "chat template": template and template["chat_template"] is not None,
@@ -248,7 +250,8 @@ def _check_options(asked: Body) -> None:
             "streamed prompt_logprobs": asked.stream and asked.prompt_logprobs,
             "top_logprobs": chat and chat.top_logprobs and not chat.logprobs,
             "stop": "" in asked.stops,
-        }
+        },
+        kinds=", ".join(sorted(kinds)),
     )
     if chat is not None and (choice := chat.tool_choice) not in (None, "none"):
         names = [tool.function.name for tool in chat.tools or ()]
@@ -293,6 +296,14 @@ def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
         value, name = vocab_size if count == -1 else count, key.removeprefix("top_")
         told = {"key": name, "kind": kind, "value": value, "most": MOST_LOGPROBS}
         refuse({"many logprobs": value > MOST_LOGPROBS}, **told)
+    more = asked.model_extra or {}
+    words, allowed = more.get("bad_words", ()), more.get("allowed_token_ids")
+    refuse({"bad_words": "" in words, "allowed_token_ids": allowed == []}, value=words)
+    for key in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        beyond = [one for one in map(int, more.get(key) or ()) if not 0 <= one < vocab_size]
+        allows = beyond and key == "allowed_token_ids"
+        told = {"key": key, "value": beyond, "most": vocab_size}
+        refuse({"tokens beyond, allowed": allows, "tokens beyond": beyond}, **told)
 
 
 def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt]:
