@@ -242,3 +242,36 @@ def test_a_column_of_other_dates_is_one_line(put):
     (line,) = caught.value.messages
     assert "is not a date and time as 2023-11-16 18:15:46" in line
     assert line.endswith(", and so in 299 more places")
+
+
+def row(k):
+    return {"created": 1750000000 + 2 * k, "prompt_tokens": 100 + k, "completion_tokens": 50}
+
+
+TOTALS = {"created": 1750000000, "prompt_tokens": 9000, "completion_tokens": 8000}
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"a": row(0), "b": row(1), "c": row(2)},  # pandas' orient="index"
+        {name: {str(k): row(k)[name] for k in range(3)} for name in row(0)},  # its "columns"
+        {"alice": [row(0), row(1)], "bob": [row(2)]},
+        {"summary": TOTALS, "results": [row(0), row(1), row(2)]},
+        TOTALS | {"results": [row(0), row(1), row(2)], "errors": [{"message": "none"}]},
+        {"sessions": [{"id": 0, "requests": [row(0)]}, {"id": 1, "requests": [row(1), row(2)]}]},
+    ],
+)
+def test_objects_of_requests_are_read_whole(put, whole):
+    """By key, by column, in several lists, and beside their totals; also under told columns."""
+    path = put(json.dumps(whole), "log.json")
+    right = ([0.0, 2.0, 4.0], [100, 101, 102], [50, 50, 50])
+    assert facts(read_trace(path)) == right
+    columns = "arrival=created,prompt=prompt_tokens,output=completion_tokens"
+    assert facts(read_trace(path, columns=columns)) == right
+
+
+def test_a_split_table_of_pandas_is_named(put):
+    path = put(json.dumps({"columns": ["created"], "index": [0], "data": [[1]]}), "log.json")
+    with pytest.raises(HeadwayError, match='orient="split"\\): write orient="records"'):
+        read_trace(path)

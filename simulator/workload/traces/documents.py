@@ -5,7 +5,7 @@ Parquet, by pyarrow, has the columns of a CSV.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -228,11 +228,11 @@ def rows(path: Path, problems: Problems) -> Iterator[Row]:
 
 
 def json_objects(
-    path: Path, problems: Problems, inside: Callable[[dict[str, Any]], Sequence[str] | None]
+    path: Path, problems: Problems, inside: Callable[[dict[str, Any]], Collection[str] | None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file with their lines: one a line, one after the other, or in lists.
 
-    `inside` says to which list in an object keys lead, where its elements are meant; None: to none.
+    `inside` says which keys of an object have what is meant, lists or objects; None: it is meant.
     """
     if is_json_lines(path):
         yield from ((row.line, row.values) for row in rows(path, problems))
@@ -241,11 +241,18 @@ def json_objects(
     line, seen = 1, 0
     for at, value in json_values(path, text):
         line, seen = line + text.count("\n", seen, at), at
-        steps = inside(value) if isinstance(value, dict) else ()
-        if steps is None:
+        keys = inside(value) if isinstance(value, dict) else ()
+        if keys is None:
             yield line, value
-        elif isinstance(value, dict | list):
-            yield from items(text, steps, problems, line, at)
+        elif isinstance(value, dict):
+            for key, start, one in _members(text, at):
+                line, seen = line + text.count("\n", seen, start), start
+                if key in keys and isinstance(one, dict):
+                    yield line, one
+                elif key in keys:
+                    yield from items(text, (), problems, line, start)
+        elif isinstance(value, list):
+            yield from items(text, (), problems, line, at)
         else:
             problems.add(line, "line", "not a JSON object")
 

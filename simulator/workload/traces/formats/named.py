@@ -75,15 +75,26 @@ def json_requests(path: Path, problems: Problems, needed: Sequence[str] = ()) ->
         yield from ((number, flat(row)) for number, row in parquet_rows(path))
         return
     for line, one in json_objects(path, problems, partial(_requests_in, needed=needed)):
-        yield from ((line, flat(request)) for request in _in_page(one) or [one])
+        yield from ((line, flat(request)) for request in _in_page(one, needed))
 
 
-def _in_page(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the requests in the list of an object that is none itself, one of several pages."""
-    for key in list_of_objects(values):
-        if _are_of_request((*flat(values[key][0]),)) and not _are_of_request((*flat(values),)):
-            return objects_of(values, key)
-    return []
+def _in_page(values: dict[str, Any], needed: Sequence[str]) -> list[dict[str, Any]]:
+    """Return an object, or the requests in its lists where it is none itself, one of several pages.
+
+    pandas writes an object for each column, with the values of all rows, by their index.
+    """
+    if all(isinstance(one, dict) for one in values.values()) and _is_one(values, needed):
+        places = next(iter(values.values()))
+        return [{name: one.get(k) for name, one in values.items()} for k in places]
+    lists = [key for key in lists_of_objects(values) if _is_one(flat(values[key][0]), needed)]
+    if not lists or _is_one(flat(values), needed):
+        return [values]
+    return [one for key in lists for one in objects_of(values, key)]
+
+
+def _is_one(values: Mapping[str, object], needed: Sequence[str]) -> bool:
+    """Return whether an object is a request: by a key of `needed`, or by its names."""
+    return not values.keys().isdisjoint(needed) if needed else _are_of_request((*values,))
 
 
 @cache
@@ -109,31 +120,32 @@ def _once(problems: Problems, found: list[Item]) -> list[Item]:
     return [*answers.values()]
 
 
-def _requests_in(values: Mapping[str, object], needed: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the key of the requests in an object; None: it is one."""
-    found, steps = flat(values), list_of_objects(values)
-    if not found.keys().isdisjoint(needed) or (not needed and fields.has_requests(found)):
-        return None
-    return steps if steps or needed else None
+def _requests_in(values: Mapping[str, Any], needed: Sequence[str]) -> list[str] | None:
+    """Return the keys of the requests in an object, or of lists of these; None: it is one.
+
+    The totals of a report, beside its requests, look like one.
+    """
+    lists = lists_of_objects(values)
+    if several := [key for key in lists if _is_one(flat(values[key][0]), needed)]:
+        return several
+    if all(isinstance(one, dict) and _is_one(flat(one), needed) for one in values.values()):
+        return [*values]
+    return None if _is_one(flat(values), needed) else lists[:1] or ([] if needed else None)
 
 
-def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the key of the first list of objects in a JSON text; nothing if there is none."""
-    for key, value in whole.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return (key,)
-    return ()
+def lists_of_objects(whole: Mapping[str, object]) -> list[str]:
+    """Return the keys of the lists of objects in a JSON text."""
+    lists = {key: one for key, one in whole.items() if isinstance(one, list) and one}
+    return [key for key, one in lists.items() if isinstance(one[0], dict)]
 
 
 def first_request(head: Head) -> dict[str, object]:
     """Return the first request of a JSON file, flat."""
-    found = flat(head.first)
-    steps = list_of_objects(head.first)
-    if not steps or fields.has_requests(found):
-        return found
-    nested = head.first[steps[0]]
-    assert isinstance(nested, list)
-    return flat(nested[0])
+    keys = _requests_in(head.first, ())
+    if not keys:
+        return flat(head.first)
+    nested: Any = head.first[keys[0]]
+    return first_request(Head(first=nested[0] if isinstance(nested, list) else nested))
 
 
 def is_known(head: Head) -> bool:
