@@ -7,6 +7,7 @@ step after another. Each of the others selects a scheduler of its own (`docs/eng
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,17 @@ class Engine(NamedTuple):
     defaults: Defaults
     fraction_of: FractionOf = "all"  # what gpu_memory_utilization is a share of
     whole_prompts: bool = False  # a step holds the longest prompt: max_num_batched_tokens at least
+    memory: Mapping[str, Any] = {}  # by which the engine derives what it reserves
+
+
+TABLE = json.loads((Path(__file__).parent / "engines.json").read_text("utf-8"))
+ENGINES = {name: Engine(**one) for name, one in TABLE.items()}
+SGLANG = ENGINES["sglang"].memory
+"""What of its memory SGLang derives from where it runs. `sizes`: GiB below which a GPU has them,
+tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four GPUs and on
+more. `prompt_graphs`: CUDA graphs of prompts are so many tokens apart from some tokens up to
+others. `nvidia_smi`: MiB of a GPU that it prints, more than CUDA's. Families: `text_alone` read
+no images without --enable-multimodal; `captured` have an encoder, and CUDA graphs of prompts."""
 
 
 def release_of(engine: EngineConfig) -> Release:
@@ -50,14 +62,6 @@ def offline_tokens(gpu: Gpu) -> int:
     EngineArgs.get_batch_defaults, UsageContext.LLM_CLASS.
     """
     return 16384 if gpu.memory >= 70 * GIB and "A100" not in gpu.name else 8192
-
-
-SGLANG = json.loads((Path(__file__).parent / "sglang_memory.json").read_text("utf-8"))
-"""What of its memory SGLang derives from where it runs. `sizes`: GiB below which a GPU has them,
-tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four GPUs and on
-more. `prompt_graphs`: CUDA graphs of prompts are so many tokens apart from some tokens up to
-others. `nvidia_smi`: MiB of a GPU that it prints, more than CUDA's. Families: `text_alone` read
-no images without --enable-multimodal; `captured` have an encoder, and CUDA graphs of prompts."""
 
 
 def _sglang_by_memory(gpu: Gpu, given: Defaults, model: ModelSpec) -> Defaults:
@@ -91,5 +95,3 @@ def _sglang_by_memory(gpu: Gpu, given: Defaults, model: ModelSpec) -> Defaults:
 
 
 BY_MEMORY = {VLLM: _vllm_by_memory, "sglang": _sglang_by_memory}
-TABLE = json.loads((Path(__file__).parent / "engines.json").read_text("utf-8"))
-ENGINES = {name: Engine(**one) for name, one in TABLE.items()}
