@@ -170,3 +170,21 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         while not driver.find_element("id", "errors").text and time.monotonic() < end:
             time.sleep(0.05)
         assert driver.find_element("id", "status").text == "This trace cannot be played"
+
+
+@pytest.mark.medium
+def test_a_link_keeps_a_level_that_the_scenario_had_too(port: int, tmp_path: Path) -> None:
+    """1,000 ms are the demo's own bound, and a log has none: the log was played without."""
+    path = tmp_path / "mine.csv"
+    path.write_text(TRACE)
+    with browser() as driver:
+        values = quote(json.dumps({"trace": "mine.csv", "ttft": 1000, "rate_scale": 2}))
+        driver.get(f"http://127.0.0.1:{port}/#{values}")
+        wait_for_runs(driver, 1)
+        driver.find_element("id", "trace").send_keys(str(path))
+        wait_for_runs(driver, 2)
+        shown = [
+            driver.find_element("id", f"knob-{name}").get_attribute("aria-valuetext")
+            for name in ("ttft", "rate_scale")
+        ]
+        assert shown == ["1,000", "2"]

@@ -469,7 +469,8 @@
     const { trace: named, ...others } = values;
     if (named && named !== file) {
       told.push(`This link is of the trace ${String(named).slice(0, 80)}, which a link cannot carry: choose the file`);
-      for (const name of Object.keys(others)) if (!knobs.some((knob) => knob.name === name)) { waiting[name] = others[name]; delete others[name]; }
+      waiting = { ...others }; // all of them: what is the scenario's own here may be another of the trace
+      for (const name of Object.keys(others)) if (!knobs.some((knob) => knob.name === name)) delete others[name];
     }
     told.push(...turn(others).map((text) => `This link is not followed in full: ${text}`));
     byId("link-told").textContent = told.join("; ");
@@ -638,7 +639,7 @@
       return;
     }
     if (answer.errors) { refuse("it cannot be played", "This trace cannot be played", answer.errors); return; }
-    const kept = { ...turned(), ...waiting };
+    const kept = { ...waiting, ...turned() };
     const lost = knobs.filter(({ name }) => name in kept && !answer.knobs.some((knob) => knob.name === name));
     for (const { name } of lost) delete kept[name];
     [trace, file, title, knobs, waiting] = [answer.trace, chosen.name, answer.name, answer.knobs, {}];
