@@ -366,8 +366,8 @@ def conclusion(verdict: Verdict) -> str:
         more = "; no two in a row have the same star" if starred else ""
         return f"server and simulation agree in {count - starred} of {count} windows{more}"
     told = [
-        f"{name.replace('_', ' ')} since {window.start:.0f} s (server {window.server[name]:.1f}, "
-        f"simulation {window.simulation[name]:.1f})"
+        f"{name.replace('_', ' ')}, from {window.start:.0f} s on "
+        f"(server {window.server[name]:.1f}, simulation {window.simulation[name]:.1f})"
         for name, window in sorted(verdict.parted.items(), key=lambda item: item[1].start)
     ]
-    return f"server and simulation part: {'; '.join(told)}"
+    return f"server and simulation differ: {'; '.join(told)}"

@@ -103,7 +103,7 @@ def test_they_part_when_a_knob_is_changed_and_agree_whatever_the_traffic(
     else:
         window = verdict.parted[KNOBS[knob]]
         assert window.start <= begin + 20
-        assert f"{KNOBS[knob].replace('_', ' ')} since" in conclusion(verdict)
+        assert f"{KNOBS[knob].replace('_', ' ')}, from " in conclusion(verdict)
 
 
 def test_the_traffic_is_what_the_counters_say(path: Path) -> None:
