@@ -309,7 +309,7 @@ def test_clients_hang_up_where_the_trace_says_so(
     assert (summary["failed"], summary["hung_up"]) == (0, 1)
     (error,) = pd.read_csv(tmp_path / "out" / "errors.csv").error
     assert error.startswith("the client hung up after 0.5")
-    assert [*served[0].result().requests.finish_reason] == ["length", "unfinished"]
+    assert [*served[0].engine.result().requests.finish_reason] == ["length", "unfinished"]
 
 
 def test_a_server_that_wants_a_key_gets_it(
