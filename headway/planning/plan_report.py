@@ -136,7 +136,7 @@ def _words(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidat
         share = f"{100 * abs(row['headroom']):.0f} %"
         less = row["headroom"] < 0
         parts.append(f"{share} below the offered load" if less else f"headroom {share}")
-    price = f", ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else ""
+    price = f", ${row['dollars_per_hour']:,.2f}/h" if row["dollars_per_hour"] else ""
     parts.append(f"{row['gpus']:.4g} GPU{'s' if row['gpus'] != 1 else ''}{price}")
     if problem.by_energy:
         parts.append(f"{row['power_w']:,.4g} W, {row['joules_per_output_token']:.3g} J/token")
