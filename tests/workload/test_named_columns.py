@@ -275,3 +275,30 @@ def test_a_split_table_of_pandas_is_named(put):
     path = put(json.dumps({"columns": ["created"], "index": [0], "data": [[1]]}), "log.json")
     with pytest.raises(HeadwayError, match='orient="split"\\): write orient="records"'):
         read_trace(path)
+
+
+CELL = {"n": 4, "max_tokens": 20, "tool_choice": {"type": "tool"}}
+
+
+@pytest.mark.parametrize("column", ["modelParameters", "request_body", "proxy_server_request"])
+def test_json_in_cells_of_exports_is_read(put, column):
+    """Also where the first row's cell is empty, and as a text in JSONL."""
+    quoted = json.dumps(CELL).replace('"', '""')
+    head = f"startTime,promptTokens,completionTokens,{column}\n"
+    path = put(f'{head}2025-06-03,100,50,{{}}\n2025-06-03,100,80,"{quoted}"\n', "log.csv")
+    lines = [
+        {"startTime": "2025-06-03", "promptTokens": 100, "completionTokens": n, column: cell}
+        for n, cell in ((50, "{}"), (80, json.dumps(CELL)))
+    ]
+    jsonl = put("\n".join(map(json.dumps, lines)), "log.jsonl")
+    for work in (read_trace(path), read_trace(jsonl)):
+        assert work.output_tokens.tolist() == [50, 20, 20, 20, 20]
+        assert work.max_tokens.tolist() == [0, 20, 20, 20, 20]
+
+
+def test_told_columns_reach_into_any_cell(put):
+    """Whatever the column is called; a text that nobody names stays a text."""
+    head = "at,prompt_tokens,completion_tokens,answer\n"
+    path = put(head + '0,100,50,"{""k"": 2}"\n', "log.csv")
+    assert len(read_trace(path, columns="arrival=at")) == 1
+    assert len(read_trace(path, columns="arrival=at,samples=answer.k")) == 2

@@ -6,8 +6,9 @@ for plain numbers, and neither says which lines are wrong, and how.
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from simulator.util.csv_text import unescape_formula
@@ -19,6 +20,7 @@ from simulator.workload.traces.records import Records
 csv.field_size_limit(1 << 30)  # logs have whole conversations in a cell
 MARKS = ",;\t|"
 """What parts the values of a line: whichever the header has most of."""
+MET = 1000  # rows that say which cells have JSON
 
 
 def header(line: str) -> list[str]:
@@ -46,12 +48,12 @@ def json_rows(path: Path, problems: Problems) -> Iterator[documents.Item]:
             yield at, documents.flat(dict(zip(names, cells, strict=True)))
 
 
-def json_keys(path: Path, names: Sequence[str]) -> list[str]:
-    """Return what the objects in the cells of the first row of a table add to its columns."""
+def json_keys(path: Path, names: Sequence[str], cells: Collection[str] = ()) -> list[str]:
+    """Return what the objects in the cells of the first rows of a table add to its columns."""
     packed = documents.parquet_names(path)
     some = documents.parquet_rows(path) if packed else json_rows(path, Problems(path))
-    first = documents.flat(next(some, (0, {}))[1])
-    return [name for name in first if name not in names]
+    found = (name for _, row in islice(some, MET) for name in documents.flat(row, cells))
+    return [name for name in dict.fromkeys(found) if name not in names]
 
 
 def read_csv(

@@ -27,7 +27,8 @@ PIECE_ROWS = 1 << 16  # of Parquet, likewise
 FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
 IN_JSON = re.compile(
-    r"usage|metadata|metrics|tokens?$|details|attributes|^(request|response|body)$", re.IGNORECASE
+    r"usage|metadata|metrics|tokens?$|details|attributes|param(eter)?s$|(^|_)(request|response|body)$",
+    re.IGNORECASE,
 )
 """In a column's name, where what gateways export of a request is JSON as text."""
 DETAILS = ("promptTokensDetails", "prompt_tokens_details")
@@ -311,23 +312,25 @@ def objects_of(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def flat(row: Mapping[str, Any], cells: Collection[str] = ()) -> dict[str, Any]:
     """Bring what is nested up: under `usage.prompt_tokens` and, where that is free, the last name.
 
-    Also what is nested as JSON in a text, but for what clients and models wrote.
+    Also what is nested as JSON in a text, but for what clients and models wrote, unless `cells`
+    names its key.
 
     Lists stay as they are.
     """
     found = dict(row)
     for key, value in row.items():
-        if isinstance(value, str) and value[:1] == "{" and IN_JSON.search(key):
+        if isinstance(value, str) and value[:1] == "{" and (key in cells or IN_JSON.search(key)):
             with suppress(ValueError):
                 found[key] = parse_json(value)
         if isinstance(whole := found[key], Mapping):
             inner = sorted(_paths(whole), key=len)
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
             for *path, deep in inner:
-                found.setdefault(path[-1].rpartition(".")[2], deep)
+                if path[1:][-1:] != ["type"]:  # of tool_choice or response_format: not of the request
+                    found.setdefault(path[-1].rpartition(".")[2], deep)
     for key in [
         one for one in found if one.endswith(DETAILS)
     ]:  # Gemini's, a list of {modality, tokenCount}

@@ -37,15 +37,17 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     if sources is not None and "arrival" in fields.lacks(sources):
         text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
         warnings.warn(text, HeadwayWarning, stacklevel=2)
+    told = [name for source in (sources or {}).values() for name in source.names]
+    cells = {name.partition(".")[0] for name in told if "." in name}
     number, line = (1, "{") if parquet_names(path) else first_line(path)
-    if line[0] not in "{[" and not json_keys(path, header(line)):
+    if line[0] not in "{[" and not json_keys(path, header(line), cells):
         found = _by_names(header(line), f"{path}:{number}", sources)
         return read_csv(path, form, found, named=named)
     problems = Problems(path)
     needed = sources["prompt"].names if sources and "prompt" in sources else ()
     of_csv = line[0] not in "{["
     some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
-    requests = _once(problems, list(some))
+    requests = _once(problems, [(line, flat(row, cells) if cells else row) for line, row in some])
     problems.stop()
     names = list(dict.fromkeys(name for _, row in requests for name in row))
     for source in (sources or {}).values():
