@@ -43,9 +43,15 @@ class Requests:
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
     patience: Floats | None = None  # s after which its client let go of it; NaN: it was answered
     asked: Mapping[str, Any] = field(default_factory=dict)  # columns of a workload besides
+    unended: int = 0  # failed ones that are left out, or given up at a time that nothing tells
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    @property
+    def answered(self) -> int:
+        """How many its client did not let go of."""
+        return len(self) if self.patience is None else int(np.isnan(self.patience).sum())
 
     @property
     def timed(self) -> bool:
@@ -107,6 +113,7 @@ def read_requests(
         **{name: column(name, measured) for name in MEASURED},
         patience=patience[order] if replayed else None,
         asked=asked,
+        unended=table.failed - replayed + (0 if timeout else table.timed_out),
     )
 
 

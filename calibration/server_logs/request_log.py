@@ -1,5 +1,6 @@
 """A server's log of requests, and how far off a simulation of it is under some terms."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -25,7 +26,7 @@ from simulator.results.request_table import gather_requests
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.workload.traces.fields import SPANS, UNITS, find_fields
 from simulator.workload.unused import warn_of_images
@@ -157,13 +158,19 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
             "cluster.groups: several models, GPUs or sizes, each with a cost of its own: calibrate "
             "a scenario of one group by the requests of that group"
         )
-    requests = read_requests(path, **reading)
-    if len(requests) < FEWEST:
+    client = scenario.cluster.client if scenario.cluster else None
+    patience = client.timeout if client else None
+    requests = read_requests(path, failed=True, timeout=patience, **reading)
+    if requests.answered < FEWEST:
         raise HeadwayError(
-            f"{path}: {len(requests)} requests are too few to fit: it takes {FEWEST} or more"
+            f"{path}: {requests.answered} requests are too few to fit: it takes {FEWEST} or more"
         )
     if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
+    if requests.unended:
+        some = f"{requests.unended} of {len(requests)} requests"
+        text = f"{path}: nothing tells when {some} failed; if they loaded the server until then, "
+        warnings.warn(f"{text}the fit is not to be trusted", HeadwayWarning, stacklevel=2)
     if "columns" not in reading:
         _check_misspelt(path, requests)
     run = Run({"run_id": path.name}, {}, {})

@@ -9,11 +9,13 @@ import pytest
 
 from calibration.measured.predict import assemble_run, validate_measured
 from calibration.measured.requests import read_requests
+from calibration.server_logs.request_log import read_log, terms_of
 from headway.cli.main import main
 from simulator.core.alarm import FastEnvironment
 from simulator.engine.pipeline import make_replica
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario.assemble_scheduler import make_scheduler
+from simulator.scenario.load import load_scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import FRONTENDS, Workload
@@ -86,7 +88,9 @@ def test_without_them_the_others_wait_less(tmp_path):
     found = {row.metric: row for row in outcome.rows}
     assert "failed_requests" not in found
     assert found["mean_ttft_ms"].error < -0.1
-    assert any("requests left out: failed when recorded" in note for note in outcome.notes)
+    assert any(
+        "requests left out: failed or cancelled when recorded" in note for note in outcome.notes
+    )
 
 
 def test_a_row_says_how_many_gave_up(tmp_path):
@@ -151,3 +155,41 @@ def test_cells_that_are_told_stand_where_a_row_has_none(tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert main(["validate", str(tmp_path), "--set", "tp=1"]) == 2
     assert "--set: needs --measured" in capsys.readouterr().err
+
+
+SERVER = """model: llama-3-8b
+gpu: {name: H100-80GB}
+workload: {num_prompts: 1}
+"""
+GIVEN_UP = "arrival,prompt_tokens,output_tokens,asked_output_tokens,ttft,e2el,finish_reason\n"
+
+
+def test_failed_requests_load_the_engine_of_a_fit(write):
+    """Until their recorded end; of others it is said that the fit is not to be trusted."""
+    rows = [{"arrival_s": k / 10, "prompt_tokens": 300, "output_tokens": 20} for k in range(100)]
+    for k, row in enumerate(rows):
+        row.update(ttft_s=0.02, e2e_s=0.5, success="false" if k % 5 == 0 else "true")
+    server = load_scenario(write(SERVER, "server.yaml"))
+    lines = (",".join(map(str, row.values())) for row in rows)
+    text = "\n".join([",".join(rows[0]), *lines])
+    with pytest.warns(HeadwayWarning, match="replayed until their clients let go: 20$"):
+        log = read_log(write(text, "log.csv"), server)
+    assert len(log.workload) == 100
+    assert [*np.flatnonzero(np.isfinite(log.workload.cancel_after))] == [*range(0, 100, 5)]
+    assert np.isnan(log.residuals(terms_of(log.cost))[:, ::5]).all()
+    gone = write(text.replace("0.5,false", ",false"), "gone.csv")
+    with pytest.warns(HeadwayWarning, match="when 20 of 80 requests failed; .* not to be trusted"):
+        assert len(read_log(gone, server).workload) == 80
+
+
+def test_timeouts_of_a_run_load_a_fit_with_the_same_clients(write, recwarn):
+    """Without, nobody knows when they ended."""
+    rows = (
+        f"{k},300,0,20,,,timeout" if k % 5 == 0 else f"{k},300,20,,1,2,stop" for k in range(100)
+    )
+    path = write(GIVEN_UP + "\n".join(rows), "requests.csv")
+    for text, count in ((SERVER, 1), (f"{SERVER}cluster: {{client: {{timeout: 1.5}}}}\n", 0)):
+        recwarn.clear()
+        read_log(path, load_scenario(write(text, "server.yaml")))
+        doubts = [one for one in recwarn if "not to be trusted" in str(one.message)]
+        assert len(doubts) == count

@@ -245,7 +245,7 @@ def test_sessions_of_copilot(put):
         trace = read_trace(path)
     trace.check()
     assert [str(one.message).removeprefix(f"{path}: ") for one in caught] == [
-        "1 request left out: failed when recorded, or without output tokens",
+        "1 request left out: failed or cancelled when recorded, or without output tokens",
         "model: requests that name one of several models or providers, of which one "
         "serves all here: 4",
         "result: requests that were cancelled, and are played to their end: 1",

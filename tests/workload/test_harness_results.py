@@ -250,7 +250,7 @@ def test_agentperfbench(put):
     with pytest.warns(HeadwayWarning) as caught:
         trace = read_trace(path)
     assert [str(one.message).rpartition(": ")[2] for one in caught] == [
-        "failed when recorded, or without output tokens",
+        "failed or cancelled when recorded, or without output tokens",
         "1",  # later turn, at its recorded time
     ]
     assert trace.arrival == pytest.approx([0, 0.2, 0.4])

@@ -100,7 +100,9 @@ def test_each_column_that_tells_a_failure_counts(put, column):
     rows = f"0,9,5,{','.join(others.values())}\n1,9,5,{','.join(bad.values())}\n"
     work, said = told(put(head + rows))
     assert len(work) == 1
-    assert said == ["1 request left out: failed when recorded, or without output tokens"]
+    assert said == [
+        "1 request left out: failed or cancelled when recorded, or without output tokens"
+    ]
 
 
 def test_what_an_engine_had_cached_is_told(put):

@@ -57,7 +57,9 @@ def test_answers_that_are_logged_and_requests_that_were_aborted(put):
     )
     work, said = told(put(text))
     assert work.output_tokens.tolist() == [3, 30]
-    assert said[0] == "1 request left out: failed when recorded, or without output tokens"
+    assert (
+        said[0] == "1 request left out: failed or cancelled when recorded, or without output tokens"
+    )
     assert said[1].endswith("as long as it allows: 1")
 
 
@@ -69,7 +71,9 @@ def test_requests_that_later_releases_aborted(put, line):
     text = f"{log('0.9')}INFO 01-01 00:00:02 [async_llm.py:431] {line}\n"
     work, said = told(put(text))
     assert work.output_tokens.tolist() == [20, 30]
-    assert said[0] == "1 request left out: failed when recorded, or without output tokens"
+    assert (
+        said[0] == "1 request left out: failed or cancelled when recorded, or without output tokens"
+    )
 
 
 def test_a_name_that_comes_again_is_another_request(put):

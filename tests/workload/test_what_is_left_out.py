@@ -126,7 +126,9 @@ def test_names_like_those_of_an_outcome(put, column, cells):
     rows = "".join(f"{k},9,5,{cell}\n" for k, cell in enumerate(cells.split()))
     work, said = told(put(f"{HEAD},{column}\n{rows}"))
     assert work.arrival.tolist() == [0]
-    assert said == ["2 requests left out: failed when recorded, or without output tokens"]
+    assert said == [
+        "2 requests left out: failed or cancelled when recorded, or without output tokens"
+    ]
 
 
 @pytest.mark.parametrize("reason", ["error", "cancelled", "stop"])
@@ -223,7 +225,7 @@ def test_what_a_web_server_says_before_the_tokens(put):
     work, said = told(put("".join(line.format(k, *one) for k, one in enumerate(asked))))
     assert work.arrival.tolist() == [0, 6]
     assert said == [
-        "3 requests left out: failed when recorded, or without output tokens",
+        "3 requests left out: failed or cancelled when recorded, or without output tokens",
         "upstream_cache_status: requests left out: 1, answered by a proxy's cache",
         "path: requests left out: 1, no calls to generate text",
     ]
@@ -352,3 +354,25 @@ def test_prompts_that_come_again_by_repeat(tmp_path, shared):
         load_scenario({"model": "llama-3-8b", "workload": load}).make_workload()
     said = ["repeat: prompts with contents come again, and a prefix cache finds them: 2 times"]
     assert [str(one.message) for one in caught] == said * bool(shared)
+
+
+def test_cancelled_requests_whose_end_is_told_hang_up_again(put):
+    """With `cancel_after`: of as many tokens as they allow, or one more than they got."""
+    head = f"{HEAD},cancelled,cancel_after,max_tokens\n"
+    rows = "0,9,50,0,,60\n1,9,20,1,0.5,400\n2,9,20,1,0.5,\n3,9,0,1,0.5,\n4,9,20,1,,\n"
+    work, said = told(put(head + rows))
+    assert work.output_tokens.tolist() == [50, 400, 21]
+    assert work.cancel_after[1:].tolist() == [0.5, 0.5]
+    assert said == [
+        "2 requests left out: failed or cancelled when recorded, or without output tokens"
+    ]
+
+
+def test_requests_that_clients_of_a_run_gave_up_are_told(put):
+    """They ask for all their tokens here: the file does not say how long their clients waited."""
+    path = put(f"{HEAD},asked_output_tokens,finish_reason\n0,9,5,,stop\n1,9,0,80,timeout\n")
+    work, said = told(path)
+    assert work.output_tokens.tolist() == [5, 80]
+    assert len(said) == 1
+    assert said[0].startswith("finish_reason: requests that their clients gave up")
+    assert said[0].endswith("a cluster.client with the timeout of that run gives them up again: 1")

@@ -201,7 +201,7 @@ def test_sglangs_json_log_dates_requests_by_their_ends(put):
         obj = {"rid": f"r{k}", "lora_path": [None, "a", "a"][k], "priority": k}
         when = {"timestamp": f"2026-03-01T10:00:0{k + took:g}Z", "event": "request.finished"}
         lines += [head | {"obj": obj}, head | when | {"obj": obj, "out": {"meta_info": meta}}]
-    failed = "1 request left out: failed when recorded, or without output tokens"
+    failed = "1 request left out: failed or cancelled when recorded, or without output tokens"
     left = "event: requests left out, whose end is not logged: 1"
     for some, said in ((lines, []), (lines[1::2], []), (lines[:1] + lines, [left])):
         work, all_said = told(put("\n".join(map(json.dumps, some))))

@@ -329,7 +329,9 @@ def flat(row: Mapping[str, Any], cells: Collection[str] = ()) -> dict[str, Any]:
             inner = sorted(_paths(whole), key=len)
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
             for *path, deep in inner:
-                if path[1:][-1:] != ["type"]:  # of tool_choice or response_format: not of the request
+                if path[1:][-1:] != [
+                    "type"
+                ]:  # of tool_choice or response_format: not of the request
                     found.setdefault(path[-1].rpartition(".")[2], deep)
     for key in [
         one for one in found if one.endswith(DETAILS)

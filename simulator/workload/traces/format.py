@@ -41,6 +41,7 @@ class Table(Requests):
     prompt: Ints
     output: Ints
     failed: int = 0  # requests left out because the file marks them as failed
+    timed_out: int = 0  # in a run of Headway's, at a time that its file does not have
     measured: "Measured | None" = None
     lost: "Table | None" = None
     """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is

@@ -50,7 +50,7 @@ def make_table(
         units["arrival"] = units["end"]
         if (lacking := np.flatnonzero(np.isnan(columns["arrival"]))).size:
             raise HeadwayError(f"{path}:{place[lacking[0]]}: end: how long it took is missing")
-    asked = columns.get("asked", np.zeros(len(failed), np.int64))
+    asked = _asked(columns, failed)
     output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
     columns["output"] = output = np.where(asked > 0, asked, output)
     plain = columns["prompt"] + output
@@ -87,6 +87,21 @@ def make_table(
             _span_of("e2el", lost), _since("end", table.lost, lost, units)
         )
     return table
+
+
+def _asked(columns: Columns, failed: Flags) -> Ints:
+    """Return the tokens that requests asked for, where it is told or their client hung up; else 0.
+
+    An answer that a client cut off would have been longer by a token at least.
+    """
+    asked: Ints = columns["output"] * 0 + columns.get("asked", 0)
+    if "cancel_after" in columns:
+        longer = np.maximum(
+            columns["output"] + (columns["output"] > 0), columns.get("max_tokens", 0)
+        )
+        hung_up = failed & ~np.isnan(columns["cancel_after"]) & (asked <= 0)
+        asked = np.where(hung_up, longer, asked)
+    return asked
 
 
 def _each_answer(columns: Columns, kept: Ints, ledger: Ledger) -> Ints:

@@ -117,7 +117,7 @@ def warn_of_losses(path: Path, failed: int, ledger: Ledger) -> None:
     """Say how many requests are left out, and what of the file is not simulated."""
     if failed:
         some = "1 request" if failed == 1 else f"{failed} requests"
-        which = "failed when recorded, or without output tokens"
+        which = "failed or cancelled when recorded, or without output tokens"
         text = f"{path}: {some} left out: {which}"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
     for text in ledger.warnings():

@@ -34,6 +34,10 @@ NO_VALUE: tuple[object, ...] = (None, "", [], {})
 THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 SHOWN = 3  # words
 SHEET = (36_526, 73_050)  # 2000 and 2100, days of spreadsheets
+TIMED_OUT = (
+    "finish_reason: requests that their clients gave up, which ask for all their tokens here; a "
+    "cluster.client with the timeout of that run gives them up again"
+)
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 
 
@@ -128,6 +132,8 @@ class Records:
             for name in (*JUDGED, *BESIDE)
             if name in self.values
         }
+        if "asked" in self.sources:
+            self.problems.notes[TIMED_OUT] += words.get("finish", []).count("timeout")
         for field, word, count in unknown_words(words):
             self.strange.setdefault(field, Counter())[word] += count
         beside, failed = apart(words, size), failures(words, size)
@@ -165,7 +171,8 @@ class Records:
         ledger = sort_columns(
             self.names, {**fields.used_as(self.sources), **self.form.beside}, self.form.idle
         )
-        for text, count in (+self.problems.notes).items():
+        notes = +self.problems.notes
+        for text, count in notes.items():
             ledger.note(text, count)
         for field, count in self.beside.items():
             name, why = ledger.name_of[field], BESIDE[field]
@@ -186,6 +193,7 @@ class Records:
             ledger.note(f"{self._name('samples')}: {text}", int((asked > 1).sum()))
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(self.problems.path, columns, self.units, place, ledger, **gone)
+        table.timed_out = notes[TIMED_OUT]
         table.rows, table.images_counted = rows[table.rows], self.form.images_counted
         if "arrival" in self.sources and len(table.time) > 1:
             for doubt in self._doubts(table.time, table.per_second):
