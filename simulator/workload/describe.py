@@ -57,10 +57,10 @@ def _lengths(lengths: Ints | Floats) -> dict[str, float]:
 def shared_prefix_tokens(workload: Workload) -> int | None:
     """Count the input tokens that are a prefix of an earlier prompt; None without contents.
 
-    A cache without bounds would find as many, but for the rounding to its own blocks. What has
-    been generated counts only once it has been part of a prompt.
+    Also of its answer. A cache without bounds would find as many, but for the rounding to its own
+    blocks.
     """
-    columns = prefix_columns(workload.segments or (), [0] * len(workload))
+    columns = prefix_columns(workload.segments or (), workload.output_tokens.tolist())
     return sum(columns["prefix_tokens"]) if columns else None
 
 

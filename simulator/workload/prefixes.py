@@ -63,7 +63,8 @@ def read_prefixes(
     """
     groups, tokens = columns.get("prefix"), columns.get("prefix_tokens")
     owners, cached = columns.get("prefix_request"), columns.get("warm")
-    if groups is None and (owners is None or tokens is None) and cached is None:
+    continued = owners is not None and tokens is not None
+    if groups is None and not continued and cached is None and MEDIA not in columns:
         return None
     found: list[Segments | None] = [None] * len(prompts)
     last: dict[object, int] = {}

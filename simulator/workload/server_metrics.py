@@ -60,7 +60,7 @@ def infer_load(metrics: Metrics, place: str) -> Load:
         metric = f"vllm:request_{name}_tokens"
         quantiles = _lengths(metrics, metric)
         if quantiles is None:
-            _add_mean(metrics, load, key, name, requests)
+            _add_mean(metrics, load, key, name, requests + aborted)
             continue
         load.lengths[key] = quantiles
         value = f"mean {metrics.mean(metric):,.0f}, to {quantiles['values'][-1]:,.0f} tokens"
@@ -108,7 +108,7 @@ def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float
         load.add(key, "not recorded", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken")
         return
     load.lengths[key] = mean = max(round(tokens / requests), 1)
-    source = f"{metric} by finished request: no vllm:request_{name}_tokens"
+    source = f"{metric} by request that ended: no vllm:request_{name}_tokens"
     load.add(key, f"mean {mean:,} tokens", source)
 
 

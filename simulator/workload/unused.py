@@ -42,6 +42,10 @@ def warn_of_limits(workload: Workload, engine: EngineConfig, total: int = 0) -> 
     `total`: of the run, where these requests are its first ones.
     """
     over, said = over_limits(workload, engine)
+    if engine.multimodal_config is None and has_media(workload):
+        text = f"{workload.source}: prompts have images or clips, whose tokens are taken as text"
+        without = "engine.multimodal_config simulates their encoder"
+        warnings.warn(f"{text}; {without}", HeadwayWarning, stacklevel=3)
     if over:
         some = f"of the first {len(workload):,} requests, " if total > len(workload) else ""
         warnings.warn(f"{some}{said}: the engine rejects them", HeadwayWarning, stacklevel=3)

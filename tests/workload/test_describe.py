@@ -131,3 +131,10 @@ def test_priorities_are_told(put):
     text = "arrival,prompt_tokens,output_tokens,priority\n0,5,3,1\n1,5,3,0\n2,5,3,1\n"
     found = describe_text(read_trace(put(text, "p.csv"), None), "requests")
     assert "priorities      0: 1, 1: 2 (requests of each)" in found
+
+
+def test_shared_answers_count(put):
+    """A prompt that begins with the prompt and the answer before it shares both."""
+    text = "arrival,prompt_tokens,output_tokens,chat\n0,160,640,a\n60,960,64,a\n"
+    columns = "arrival=arrival,prefix=chat"
+    assert shared_prefix_tokens(read_trace(put(text, "p.csv"), columns=columns)) == 800

@@ -258,7 +258,7 @@ def test_scrapes_of_sglang(put, tmp_path):
     paths = put(sglang(1000, 5), "a.txt"), put(sglang(1600, 17), "b.txt")
     load = infer_load(read_metrics(*paths, 60.0), "b.txt")
     assert load.rate == pytest.approx((600 + 6 + 12) / 60)
-    assert load.lengths == {"input_len": 700, "output_len": 200}
+    assert load.lengths == {"input_len": 693, "output_len": 198}  # 1 % of them aborted
     assert load.engine == {"name": "sglang", "num_gpu_blocks_override": 424242}
     said = load_text(load)
     assert "vllm" not in said.lower()
@@ -268,7 +268,7 @@ def test_scrapes_of_sglang(put, tmp_path):
         r"mean ITL +15.0 ms +sglang:time_per_output_token_seconds",
         r"prefix cache +10.0% of tokens found",
         r"num_requests_running +11.0",
-        r"input_len .*sglang:prompt_tokens_total by finished request: no sglang:prompt_tokens_hist",
+        r"input_len .*sglang:prompt_tokens_total by request that ended: no sglang:prompt_tok",
     ):
         assert re.search(line, said), (line, said)
     path = tmp_path / "s.yaml"
@@ -320,3 +320,13 @@ def test_what_the_metrics_have_and_the_scenario_does_not(put):
     plain = infer_load(read_metrics(put(scrape(10, PROMPT, OUTPUT)), None, 60.0), "a.txt")
     names = {"aborted", "preemptions", "answers (n)", "adapters"}
     assert names.isdisjoint(what for what, _, _ in plain.lines)
+
+
+def test_a_mean_is_of_all_that_ended(put):
+    """Tokens of aborted requests are in the counters, and these requests in the rate."""
+    lines = scrape(100, PROMPT, OUTPUT).splitlines(keepends=True)
+    text = "".join(line for line in lines if "_tokens" not in line)
+    text += 'vllm:request_success_total{model_name="m",finished_reason="abort"} 100.0\n'
+    text += 'vllm:prompt_tokens_total{model_name="m"} 80000.0\n'
+    load = infer_load(read_metrics(put(text), seconds=100.0), "a")
+    assert load.lengths["input_len"] * load.rate == pytest.approx(800)

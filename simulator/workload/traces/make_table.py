@@ -187,12 +187,11 @@ def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
 
     Langfuse does so, and some servers of models that reason.
     """
-    total, reasoning = (
-        np.array([float(w) if is_plain(w, whole=True) else 0.0 for w in columns[name]], np.int64)
-        if name in columns
-        else np.zeros(len(columns["output"]), np.int64)
-        for name in ("total", "reasoning")
-    )
+    total, reasoning = _noted(columns, "total"), _noted(columns, "reasoning")
+    for name in ("image_tokens", "audio", "video"):
+        if ledger.name_of.get(name, "").lower().endswith("tokens"):
+            media = _noted(columns, name)  # in the prompt, if it has as many
+            columns["prompt"] = columns["prompt"] + np.where(media > columns["prompt"], media, 0)
     cached = _beside(columns)
     more = total - columns["prompt"] - columns["output"]
     for prompt, output in ((cached, 0), (0, reasoning), (cached, reasoning)):
@@ -204,6 +203,12 @@ def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
     if odd.any():
         what = "requests whose tokens are not its sum, taken as they are"
         ledger.note(f"{ledger.name_of['total']}: {what}", int(odd.sum()))
+
+
+def _noted(columns: Columns, name: str) -> Ints:
+    """Return the whole numbers of a column that is kept as texts; 0: none."""
+    words = columns.get(name, ["0"] * len(columns["output"]))
+    return np.array([float(w) if is_plain(w, whole=True) else 0.0 for w in words], np.int64)
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:

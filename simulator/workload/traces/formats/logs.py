@@ -58,7 +58,10 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
         elif tells:
             yield line, span
         else:
-            notes["requests left out, which have no token counts"] += _is_call(span)
+            called = _is_call(span)
+            notes["requests left out, which have no token counts"] += called
+            counted = not called and _first(span, FORMATS["otel"].columns["prompt"].names)
+            notes["spans left out, no calls to generate text"] += bool(counted)
 
 
 def _enclosing(span: Mapping[str, Any], parents: Mapping[object, object]) -> dict[object, None]:
