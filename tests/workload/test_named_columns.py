@@ -302,3 +302,20 @@ def test_told_columns_reach_into_any_cell(put):
     path = put(head + '0,100,50,"{""k"": 2}"\n', "log.csv")
     assert len(read_trace(path, columns="arrival=at")) == 1
     assert len(read_trace(path, columns="arrival=at,samples=answer.k")) == 2
+
+
+def test_columns_that_are_told_beside_leave_known_ones(put, recwarn):
+    """Advice names one column alone: arrivals and lengths under well-known names stay."""
+    text = "created_at,prompt_tokens,completion_tokens,chat\n0,160,640,a\n7,960,64,a\n"
+    assert read_trace(put(text, "a.csv"), columns="prefix=chat").arrival.tolist() == [0, 7]
+    ends = put("time_local,prompt_tokens,output_tokens,took\n5,9,9,1\n9,9,9,1\n", "b.csv")
+    assert read_trace(ends, columns="end=time_local,e2el=took").arrival.tolist() == [0, 4]
+    said = [str(one.message) for one in recwarn]
+    assert not any("all requests come at once" in one for one in said), said
+
+
+def test_a_clock_of_many_ms_is_doubted(put):
+    rows = "".join(f"{20 * k},100,50\n" for k in range(50))
+    path = put("timestamp,prompt_tokens,output_tokens\n" + rows, "ms.csv")
+    with pytest.warns(HeadwayWarning, match="one request in 20 s, if its times are seconds; .*:ms"):
+        read_trace(path)

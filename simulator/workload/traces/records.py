@@ -38,6 +38,7 @@ TIMED_OUT = (
     "finish_reason: requests that their clients gave up, which ask for all their tokens here; a "
     "cluster.client with the timeout of that run gives them up again"
 )
+TICK = 10  # s: a clock of such steps has others
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 
 
@@ -212,8 +213,9 @@ class Records:
             return
         if not gap and times[0]:
             yield "is the same of each request: all come at once"
-        if per_second == 1.0 and gap > SLOW and not (times % 1).any():
-            said = f"one request in more than {SLOW:g} s, if its times are seconds"
+        whole = per_second == 1.0 and not (times % 1).any()
+        if whole and (gap > SLOW or np.gcd.reduce(times.astype(np.int64)) >= TICK < gap):
+            said = f"one request in {gap:,.0f} s, if its times are seconds"
             yield f"{said}; arrival={name}:ms says that they are not"
         if per_second == 1.0 and SHEET[0] < least and most < SHEET[1] and gap % 1:
             yield "are a spreadsheet's dates, if it counts days: export them as 2026-03-01 10:00:00"

@@ -34,9 +34,6 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     named = sources is not None
     if sources and "cached" in sources:  # told, it is where each prompt starts
         sources["warm"] = sources["cached"]
-    if sources is not None and "arrival" in fields.lacks(sources):
-        text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
-        warnings.warn(text, HeadwayWarning, stacklevel=2)
     told = [name for source in (sources or {}).values() for name in source.names]
     cells = {name.partition(".")[0] for name in told if "." in name}
     number, line = (1, "{") if parquet_names(path) else first_line(path)
@@ -60,13 +57,18 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
 
 
 def _by_names(names: Sequence[str], place: str, told: fields.Sources | None) -> fields.Sources:
-    """Find the columns by their names, or lengths alone beside what the user says of others.
+    """Find the columns by their names, or what is needed alone beside what the user says of others.
 
     HeadwayError where needed ones are not there.
     """
     sources: fields.Sources = fields.without_length(fields.find_fields(names), ())
     if told is not None:
-        sources = {f: sources[f] for f in ("prompt", "output") if f in sources} | dict(told)
+        left = {f: sources[f] for f in fields.lacks(told) if f in sources}
+        used = fields.used_as(told)
+        sources = {f: one for f, one in left.items() if one.names[0] not in used} | dict(told)
+        if "arrival" in fields.lacks(sources):
+            text = f"{place}: no column of arrivals is named (arrival=): all requests come at once"
+            warnings.warn(text, HeadwayWarning, stacklevel=3)
     fields.check_needed(sources if told is None else {"arrival", *sources}, place)
     return sources
 
