@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.util.errors import printable
 from simulator.workload.prefixes import prefix_columns
@@ -120,7 +122,7 @@ def _counted(values: Sequence[int] | Sequence[str]) -> str:
 
 def _whole_seconds(workload: Workload) -> Iterator[tuple[str, str]]:
     """Tell where a clock of whole seconds makes bursts that the traffic did not have."""
-    seconds = _timed(workload)
+    seconds = _timed(workload)[_first_answers(workload)]
     _, counts = np.unique(seconds, return_counts=True)
     shared = int(counts[counts > 1].sum())
     if len(counts) > 1 and shared and (seconds == np.floor(seconds)).all():
@@ -136,18 +138,28 @@ def _timed(workload: Workload) -> Floats:
     return workload.arrival[~np.isnan(workload.arrival)]
 
 
+def _first_answers(workload: Workload) -> npt.NDArray[np.bool_]:
+    """Return which of these are no further answer to the prompt of the request before them."""
+    timed = np.flatnonzero(~np.isnan(workload.arrival)).tolist()
+    parts, at = workload.segments or [None] * len(workload), workload.arrival
+    again = (parts[k] and parts[k] == parts[i] and at[k] == at[i] for i, k in pairwise(timed))
+    return np.array([True, *(not one for one in again)][: len(timed)], np.bool_)
+
+
 def spread_seconds(workload: Workload) -> None:
     """Part requests that share an arrival time: n of them go 1/n s apart, in their order.
 
-    For traces whose clock has whole seconds; ValueError where it has finer ones.
+    Answers to one prompt stay together. For traces whose clock has whole seconds; ValueError where
+    it has finer ones.
     """
-    timed = ~np.isnan(workload.arrival)
-    seconds, counts = np.unique(workload.arrival[timed], return_counts=True)
+    timed, first = ~np.isnan(workload.arrival), _first_answers(workload)
+    seconds, counts = np.unique(workload.arrival[timed][first], return_counts=True)
     if not (seconds == np.floor(seconds)).all():
         raise ValueError("the times are finer than whole seconds")
-    workload.arrival[timed] = np.concatenate(
+    apart = np.concatenate(
         [at + np.arange(n) / n for at, n in zip(seconds.tolist(), counts.tolist(), strict=True)]
     )
+    workload.arrival[timed] = apart[np.cumsum(first) - 1]
 
 
 def _latencies(latencies: Mapping[str, Floats]) -> Iterator[tuple[str, str]]:

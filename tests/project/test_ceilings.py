@@ -32,7 +32,7 @@ GRANTS = {
     "serve, as a stranger tried it": (60, 168, 0, 0),
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
     "traces, as a stranger read them": (120, 120, 0, 0),
-    "traces, as a second stranger read them": (80, 110, 0, 0),
+    "traces, as a second stranger read them": (90, 120, 0, 0),
     "memory, as a stranger tried it": (80, 80, 0, 0),
     "drafts as SGLang launches them": (60, 80, 0, 0),
     "a unit or a meaning in every error about a number": (20, 20, 0, 0),

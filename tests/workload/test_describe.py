@@ -138,3 +138,14 @@ def test_shared_answers_count(put):
     text = "arrival,prompt_tokens,output_tokens,chat\n0,160,640,a\n60,960,64,a\n"
     columns = "arrival=arrival,prefix=chat"
     assert shared_prefix_tokens(read_trace(put(text, "p.csv"), columns=columns)) == 800
+
+
+def test_answers_to_one_prompt_are_no_burst(put):
+    """They share a second, and stay together where the others are parted."""
+    head = "arrival,prompt_tokens,output_tokens,n\n"
+    alone = read_trace(put(head + "0,9,40,4\n3,9,40,1\n4,9,40,1\n", "p.csv"))
+    assert "resolution" not in describe_text(alone, "x")
+    work = read_trace(put(head + "0,9,40,2\n0,9,40,1\n4,9,40,1\n", "q.csv"))
+    assert "2 requests share theirs, 2 at most" in describe_text(work, "x")
+    spread_seconds(work)
+    assert work.arrival.tolist() == [0, 0, 0.5, 4]
