@@ -652,7 +652,7 @@
     const left = unused.length ? ` Without effect: ${unused.slice(0, MOST_UNUSED).join(", ")}${more}${choice.length ? "; choose above what has an effect, and press Read it so" : ""}.` : "";
     const given = pairs(chosenColumns); // with their units, as ts:ms
     offer(choice, Object.entries(columns.used).map(([name, field]) => `${field}=${given.get(field) ?? name}`).join(","));
-    byId("trace-told").textContent = `Plays ${file}.${own}${left}${[...(failed ? [`${failed} requests are left out: they failed when recorded, or have no output tokens`] : []), ...notes].map((note) => ` ${note}.`).join("")}`;
+    byId("trace-told").textContent = `Plays ${file}.${own}${left}${[...(failed ? [`${failed} requests are left out: they failed or were cancelled when recorded, or have no output tokens`] : []), ...notes].map((note) => ` ${note}.`).join("")}`;
     byId("link-told").textContent = "";
     build();
     turn(kept);
