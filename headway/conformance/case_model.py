@@ -157,8 +157,8 @@ class VllmConfig(_Model):
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
         others = self.encoder_cache_size, self.kv_offloading_blocks
         if drafts := self.speculative_config:
-            if any(others):
-                what = "cannot be used with encoder and offloading"
+            if self.encoder_cache_size:
+                what = "cannot be used with an encoder"
                 raise MappingError("speculative_config", what)
             verified = self.max_num_seqs * (1 + drafts.num_speculative_tokens)
             if self.max_loras and tokens < verified:

@@ -34,6 +34,7 @@ from simulator.schedulers.feature import Feature
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
+from simulator.schedulers.vllm.host_drafts import AsyncHostDrafts, HostDrafts
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.interface import MAMBA
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
@@ -136,6 +137,14 @@ class RecordedDrafts(DraftBlocks):
     """Blocks of drafts with names."""
 
     recorder: Recorder
+
+
+class RecordedHostDrafts(Recorded, HostDrafts):
+    """With drafts and blocks in host memory."""
+
+
+class RecordedAsyncHostDrafts(Recorded, AsyncHostDrafts):
+    """The same, asynchronous."""
 
 
 class RecordedHybridDrafts(DraftHybridBlocks):
@@ -363,6 +372,8 @@ class Replay:
             options["load_time"] = lambda count: count * times.load_block_ns
             options["store_time"] = lambda count: count * times.store_block_ns
             kinds = RecordedOffloading, RecordedAsyncOffloading
+            if config.speculative_config is not None:
+                kinds = RecordedHostDrafts, RecordedAsyncHostDrafts
         kind: Any = kinds[config.async_scheduling]
         made: Recorded = kind(
             blocks,

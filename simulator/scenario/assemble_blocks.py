@@ -66,12 +66,9 @@ def make_blocks(
         raise ScenarioError("engine.kv_offloading_size", why)
     if engine.drafts_ahead or not (caching or named):
         return _make_counter(spec, *pool, caching=caching)
-    host = None
-    if engine.kv_offloading_size is not None:
-        host = _make_tiers(spec)
-    elif not shares and not named:
+    if engine.kv_offloading_size is None and not shares and not named:
         return BLOCKS["unshared"](*pool)
-    return BlockManager(*pool, caching, host)
+    return BlockManager(*pool, caching, _make_tiers(spec))
 
 
 def _make_tree(spec: EngineSpec, *, counts: bool) -> BlockCounter:
@@ -91,9 +88,11 @@ def store_time(spec: EngineSpec) -> Callable[[int], float]:
     return lambda blocks: cost.swap_seconds(Step([], copies=Copies([Swap(nobody, blocks)])))
 
 
-def _make_tiers(spec: EngineSpec) -> HostTier:
-    """Make the host tier and those behind it."""
+def _make_tiers(spec: EngineSpec) -> HostTier | None:
+    """Make the host tier and those behind it, if there are some."""
     engine, size = spec.engine, spec.block_bytes * spec.engine.tensor_parallel_size
+    if engine.kv_offloading_size is None:
+        return None
     behind = [
         SecondaryTier(
             tier.type,
@@ -160,7 +159,7 @@ def _make_counter(
     if speculation is None or policy_name(spec.policy) == "sglang":
         return BlockCounter(count, size)
     if spec.engine.drafts_ahead:
-        return BLOCKS["drafts"](count, size, prefix_caching=caching)
+        return BLOCKS["drafts"](count, size, caching, _make_tiers(spec))
     groups = None
     if spec.keeps_window:
         full, others = model_groups(model)

@@ -32,11 +32,14 @@ SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
         "drafts": "simulator.schedulers.vllm.speculative:Speculative",
         "cached drafts": "simulator.schedulers.vllm.drafts_ahead:DraftWalk",
         "asynchronous drafts": "simulator.schedulers.vllm.drafts_ahead:AsyncDraftWalk",
+        "host drafts": "simulator.schedulers.vllm.host_drafts:HostDrafts",
+        "asynchronous host drafts": "simulator.schedulers.vllm.host_drafts:AsyncHostDrafts",
         "eagle": "simulator.schedulers.sglang.speculative:SpeculativeSgLang",
         "asynchronous eagle": "simulator.schedulers.sglang.speculative:OverlappedSpeculativeSgLang",
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
+DRAFTS_BESIDE_HOST_SINCE = (0, 32, 0)
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -129,7 +132,23 @@ def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerB
         raise ScenarioError("engine.enable_prefix_caching", f"must be false: {what}")
     if not engine.drafts_ahead:
         return SCHEDULERS["drafts"]
+    if engine.kv_offloading_size is not None:
+        _check_drafts_beside_host(spec, drafts)
+        return SCHEDULERS["asynchronous host drafts" if engine.async_scheduling else "host drafts"]
     return SCHEDULERS["asynchronous drafts" if engine.async_scheduling else "cached drafts"]
+
+
+def _check_drafts_beside_host(spec: EngineSpec, drafts: SpeculativeConfig) -> None:
+    """Raise ValueError where nobody has recorded what drafts beside a host tier come to."""
+    engine = spec.engine
+    recorded = engine.follows_vllm and spec.release >= DRAFTS_BESIDE_HOST_SINCE
+    for met, what in (
+        (recorded, f"the rules of vLLM {write_release(DRAFTS_BESIDE_HOST_SINCE[:2])} or later"),
+        (_loads_beside(engine), "hicache_write_policy: write_through, without secondary_tiers"),
+        (not any(getattr(drafts, key) for key in VLLM_DRAFTS), f"no {', '.join(VLLM_DRAFTS)}"),
+    ):
+        if not met:
+            raise ScenarioError("engine.kv_offloading_size", f"beside drafts needs {what}")
 
 
 def _in_time(

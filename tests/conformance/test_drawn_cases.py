@@ -38,6 +38,7 @@ KINDS = [
     ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods, in step or ahead
     ("draft-sizes", 24, 1200, "--draft-sizes"),  # as many drafts as the batch size says
     ("draft-adapters", 60, 3000, "--drafts --loras"),
+    ("draft-offloading", 60, 4000, "--drafts --offloading"),
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
@@ -69,7 +70,7 @@ def test_all_drawn_cases_agree_in_every_field(
     "kind",
     [
         *("retention", "states", "adapters", "offloading", "images", "connector", "drafts"),
-        "draft-adapters",
+        *("draft-adapters", "draft-offloading"),
     ],
 )
 def test_what_another_release_decides_differs(kind: str) -> None:

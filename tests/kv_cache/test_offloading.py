@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from simulator import load_scenario, run
 from simulator.core.request import Request
+from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.draft_blocks import DraftBlocks
 from simulator.kv_cache.tiers import HostTier
+from simulator.schedulers.vllm.host_drafts import AsyncHostDrafts, HostDrafts
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from tests.engine.test_laws import _unroll
 from tests.support.engines import Clock, made, play, shared_beginnings, workload
@@ -94,6 +97,64 @@ def test_leaps_change_nothing_and_nothing_is_left(load, blocks, kind, seats) -> 
     assert logs[0].load_rows == logs[1].load_rows
     assert _unroll(logs[0]) == _unroll(logs[1])
     assert len(logs[0].requests) == len(load)
+
+
+@pytest.mark.parametrize("kind", [HostDrafts, AsyncHostDrafts])
+@pytest.mark.parametrize("method", ["ngram", "eagle", "draft_model"])
+def test_drafts_leave_nothing_behind(kind: type[HostDrafts], method: str) -> None:
+    """Six prompts share beginnings, and one client leaves while its blocks come."""
+    drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, acceptance=0.5)
+    tier = HostTier(20, write_through=True)
+    manager = DraftBlocks(24, 4, True, tier)
+    options = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 64}
+    times = {"load_time": lambda n: 2.0 * n, "store_time": lambda n: 0.25 * n}
+    one = made(kind, manager, speculation=drafts, **options, **times)
+    requests = [Request(k, 0.0, 21, 9, segments=((k % 3, 21),)) for k in range(6)]
+    tier.take(known_hashes(requests[5], 5, 4))
+    for request in reversed(requests):
+        one.add(request)
+    one.commit(one.schedule(0.0), [1.0])
+    assert one.waiting.holding == {requests[5]: 10.0}
+    one.cancel(requests[5])
+    for now in range(1, 100):
+        step = one.schedule(float(now))
+        if step.decodes or step.prefills:
+            one.commit(step, [now + 1.0])
+    assert [request.generated for request in requests] == [9, 9, 9, 9, 9, 0]
+    assert one.blocks.free == one.blocks.usable
+    assert (one.kept_tokens, len(one.waiting), len(one.waiting.holding)) == (0, 0, 0)
+
+
+DRAFTS = "engine.speculative_config={num_speculative_tokens: 3, acceptance: 0.7, method: "
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [DRAFTS + "ngram}"],
+        [DRAFTS + "eagle}", "engine.version=0.32", "engine.async_scheduling=false"],
+        [DRAFTS + "draft_model, draft: {fraction: 0.1}}", "engine.scheduling_policy=sjf"],
+    ],
+    ids=["ngram", "eagle", "draft_model"],
+)
+def test_a_run_verifies_drafts_beside_loads(keys: list[str]) -> None:
+    """Drafts make answers faster, find no more blocks, and loads lengthen no step."""
+    usual = [
+        *("cluster=null", "workload.num_prompts=150", "engine.num_gpu_blocks_override=2500"),
+        "engine.secondary_tiers=[]",
+    ]
+    scenario = load_scenario("what-if/kv-tiers", [*usual, *keys])
+    leapt, stepped = (run(scenario, stepwise=stepwise) for stepwise in (False, True))
+    assert leapt.requests.equals(stepped.requests)
+    requests, told = leapt.requests, leapt.summary()
+    plain = run(load_scenario("what-if/kv-tiers", usual)).summary()
+    assert told["completed"] == 150
+    assert told["headway"]["external_prefix_cache_hits"] > 0
+    assert told["headway"]["loaded_blocks"] == requests["cached_tokens_host"].sum() // 64
+    assert (requests["cached_tokens_host"] <= requests["cached_tokens"]).all()
+    assert told["mean_tpot_ms"] < plain["mean_tpot_ms"]
+    # The first draft is right with 0.7, the second with 0.49, the third with 0.343.
+    assert told["spec_decode_acceptance_length"] == pytest.approx(2.533, abs=0.05)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])

@@ -375,8 +375,23 @@ ACCEPTANCE = SpeculativeConfig.model_fields["acceptance"].description
             "only order the queue: priority, sjf, boost, sglang",
         ),
         (
-            "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",
-            "engine.speculative_config: needs kv_offloading_size: null",
+            "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1, version: 0.31",
+            "engine.kv_offloading_size: beside drafts needs the rules of vLLM 0.32 or later",
+        ),
+        (
+            "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1, "
+            "hicache_write_policy: write_through, "
+            "secondary_tiers: [{type: disk, size: 1, bandwidth: 1, latency: 0}]",
+            "engine.kv_offloading_size: beside drafts needs hicache_write_policy: write_through, "
+            "without secondary_tiers",
+        ),
+        (
+            "{num_speculative_tokens: 3, acceptance: 0.5, method: eagle, "
+            "draft: {}, disable_eagle_block_drop: true}, kv_offloading_size: 1, "
+            "hicache_write_policy: write_through",
+            "engine.kv_offloading_size: beside drafts needs no "
+            "num_speculative_tokens_per_batch_size, disable_eagle_block_drop, "
+            "disable_lookahead_block_hashes",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, preemption_mode: swap",

@@ -20,11 +20,11 @@ may be handed on while they are being stored, for which vLLM waits, is left out.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from simulator.core.request import Chunk, Load, Request, Step
-from simulator.kv_cache.block_hashes import known_hashes
-from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.tiers import HostTier
 from simulator.policies.waiting_queues import Fifo, KeyQueue, WaitingQueue
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -67,9 +67,12 @@ class Offloading(Scheduler):
     """
 
     traits = Traits(loads_beside=True, polls=True)
+    blocks: BlockManager
+    tier: HostTier
     waiting: HoldersFirst
+    beyond = 0  # tokens for which those amid their prompts have blocks left to them beside these
 
-    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+    def __init__(self, blocks: BlockManager, **options: Unpack[Options]) -> None:
         tier = blocks.tier
         assert tier is not None
         blocks.tier = None  # here the scheduler deals with it
@@ -142,7 +145,6 @@ class Offloading(Scheduler):
     def _settle(self) -> None:
         """Take in the copies of which it has been heard that they are done."""
         tier, heard = self.tier, self._heard
-        assert tier is not None
         while self._stores and self._stores[0][0] <= heard:
             _, request, keys = self._stores.popleft()
             tier.writing.difference_update(keys)
@@ -205,9 +207,8 @@ class Offloading(Scheduler):
     def _look_up(self, request: Request, hits: int) -> int | None:
         """Count the blocks after the hits that the host has; None: it is to be asked later."""
         tier, size = self.tier, self.blocks.block_size
-        assert tier is not None
         limit = request.known // size
-        keys = known_hashes(request, limit, size)[hits:limit]
+        keys = self.blocks.names(request, limit)[hits:limit]
         found = tier.run(keys)
         there = keys[:found]
         if not (tier.writing.isdisjoint(there) and tier.reading.isdisjoint(there)):
@@ -220,19 +221,20 @@ class Offloading(Scheduler):
         if admission.lacking(request, hits, tokens, running):
             return True
         others = dict.fromkeys((*self.waiting.holding, *self._prefilling))
-        others.update(dict.fromkeys(chunk.request for chunk in step.prefills))
-        spare = sum(blocks.taken(other, other.known) for other in others if other.computed)
+        chunked = (chunk.request for chunk in step.prefills if chunk.request.pending > 0)
+        others.update(dict.fromkeys(chunked))
+        lacked = (self._whole(one, one.known + self.beyond) for one in others if one.computed)
+        spare = sum(lacked) + -(-self.beyond // blocks.block_size)
         spare += admission.watermark_blocks if running else 0
         return blocks.missing(tokens, hits) + spare > blocks.free
 
     def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> None:
         """Let a head take blocks and wait for what the host has for them."""
         tier, size, first = self.tier, self.blocks.block_size, len(hits)
-        assert tier is not None
         self.waiting.take()
         self.blocks.hold(request, hits, (first + count) * size)
         self.kept_tokens += request.computed
-        keys = known_hashes(request, first + count, size)[first : first + count]
+        keys = self.blocks.names(request, first + count)[first : first + count]
         tier.reading.update(keys)
         known = self._used.setdefault(request, set())
         numbers = range(first, first + count)
@@ -251,14 +253,16 @@ class Offloading(Scheduler):
         start = min(request.computed, known - 1)
         if interval is not None and interval.refuses(request, start):
             return 0
-        tokens = self.chunk(min(known - start, self._cap), budget)
+        tokens = self.chunk(min(known - start, self._cap), budget - self.draft_slots)
         whole = known if self.admission.whole_prompt else start + tokens
         spare = self.admission.watermark_blocks if self.running else 0
-        if not tokens or blocks.taken(request, whole) + spare > blocks.free:
+        needed = max(blocks.taken(request, start + tokens), self._whole(request, whole))
+        if not tokens or needed + spare > blocks.free:
             return 0
         self.waiting.take()
         del self.waiting.holding[request]
         request.remote = 0
+        self._prefilling.append(request)  # until the step is decided
         self.kept_tokens -= request.computed
         request.computed = start
         self.start(request)
@@ -273,14 +277,18 @@ class Offloading(Scheduler):
         step.add_copies().loads.append(load)
         if interval is not None:
             interval.scheduled(request, start < known - 1)
-        return budget - tokens
+        return budget - tokens - self.draft_slots
+
+    def _whole(self, request: Request, tokens: int) -> int:
+        """Count the blocks that a request lacks for so many tokens, drafts left out."""
+        assert request.blocks is not None
+        return max(-(-tokens // self.blocks.block_size) - len(request.blocks), 0)
 
     # What goes to the host.
 
     def _annotate(self, step: Step) -> None:
         super()._annotate(step)
         tier = self.tier
-        assert tier is not None
         scheduled = {chunk.request: None for chunk in (*step.prefills, *(step.singles or ()))}
         if self._lacking and step.decodes > len(step.singles or ()):
             scheduled |= {one: None for one in self._lacking if one.joined >= 0}
@@ -290,7 +298,7 @@ class Offloading(Scheduler):
         for request in self._ended:
             self._offer(request, request.prompt_tokens)
             used = sorted(self._used.pop(request, ()))
-            hashes = known_hashes(request, used[-1] + 1, self.blocks.block_size) if used else ()
+            hashes = self.blocks.names(request, used[-1] + 1) if used else ()
             tier.finished([hashes[number] for number in used])
             self._offered.pop(request, None)
             self._ages.pop(request, None)
@@ -301,11 +309,10 @@ class Offloading(Scheduler):
     def _offer(self, request: Request, computed: int) -> None:
         """Offer the host the blocks of a prompt that it has not been offered."""
         tier, size, first = self.tier, self.blocks.block_size, self._offered.get(request, 0)
-        assert tier is not None
         end = min(computed, request.prompt_tokens) // size
         if end <= first:
             return
-        keys = known_hashes(request, end, size)[first:end]
+        keys = self.blocks.names(request, end)[first:end]
         used, new = tier.take(keys)
         there = set(used)
         known = self._used.setdefault(request, set())
@@ -328,7 +335,6 @@ class Offloading(Scheduler):
         if not blocks or not self.rules.ranks_by_request:
             return
         tier, age = self.tier, self._ages.get(request)
-        assert tier is not None
         if age is None:
             age = self._ages[request] = tier.begin()
         for number, key in blocks.items():
@@ -361,7 +367,7 @@ class Offloading(Scheduler):
         return 1 if self._lacking else super().horizon(step)
 
 
-class AsyncOffloading(Offloading, AsyncScheduler):
+class Ahead(Offloading):
     """The same, with two batches in flight.
 
     With a connector, blocks are free when nobody writes to them any more (`defer_block_free`). So
@@ -369,9 +375,9 @@ class AsyncOffloading(Offloading, AsyncScheduler):
     lack. Who ends meanwhile, by a stop token, keeps its blocks until that batch is over.
     """
 
-    traits = replace(Offloading.traits, overlaps=True)
+    in_flight: deque[Any]  # of who schedules ahead
 
-    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+    def __init__(self, blocks: BlockManager, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         self._last: tuple[int, set[Request]] = 0, set()  # admissions by then, whom it left out
         self._writing: list[Request] = []  # who have ended and are being computed
@@ -381,7 +387,8 @@ class AsyncOffloading(Offloading, AsyncScheduler):
         if step.decodes or step.prefills:
             chunks = {chunk.request for chunk in (*step.prefills, *(step.singles or ()))}
             left_out = {one for one in self.running.partial if one not in chunks}
-            self._last = self.running.admissions, left_out.union(self.running.leaving)
+            left_out.update(getattr(self.running, "leaving", ()))
+            self._last = self.running.admissions, left_out
 
     def _is_computed(self, request: Request) -> bool:
         """Say whether the batch in flight computes a running request."""
@@ -405,3 +412,9 @@ class AsyncOffloading(Offloading, AsyncScheduler):
             self._let_go(request)
         self._writing.clear()
         return super().commit(step, ends)
+
+
+class AsyncOffloading(Ahead, AsyncScheduler):
+    """Both."""
+
+    traits = replace(Offloading.traits, overlaps=True)
