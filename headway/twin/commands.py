@@ -67,9 +67,9 @@ def serve(
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
+    options.check()
     if command is not None:
         options = options.with_command(command)
-    options.check()
     loaded = load_scenario(
         scenario, with_launch(command, set_ or [], OBEYED), seed, own_code=own_code
     )

@@ -51,9 +51,11 @@ class ServeOptions:
     """Whether a vLLM that is launched so takes tools; without a command all are taken."""
 
     def check(self) -> None:
-        """Raise HeadwayError for an empty name, and for what is no origin of pages."""
-        if not all(name.strip() for name in self.served_model_name or ()):
-            raise HeadwayError("--served-model-name: is empty")
+        """Raise HeadwayError for an empty name or key, and for what is no origin of pages."""
+        for field in ("served_model_name", "api_key"):  # no key leaves the server open
+            values = getattr(self, field)
+            if values is not None and not all(map(str.strip, values or [""])):
+                raise HeadwayError(f"--{field.replace('_', '-')}: needs a value, such as my-own")
         for one in self.allowed_origins or ():
             if one != "*" and "://" not in one:
                 raise HeadwayError(f"--allowed-origins: {one[:60]}: is not like http://host:3000")

@@ -27,6 +27,18 @@ def test_a_command_brings_its_name_and_keys() -> None:
     assert (bare.served_model_name, bare.api_key) == ([], [])
 
 
+@pytest.mark.parametrize("option", ["--api-key", "--served-model-name"])
+def test_an_option_whose_value_is_forgotten_opens_no_server(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor one whose value is an empty variable of a shell, or that a command has, too."""
+    for words in ([option], [option, ""], [option, "--command", COMMAND]):
+        assert main(["serve", "demo", "--port", "0", *words]) == 2
+        assert capsys.readouterr().err.startswith(
+            f"headway: error: {option}: needs a value, such as "
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "status"),
     [
