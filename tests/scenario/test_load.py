@@ -56,6 +56,10 @@ def test_an_override_can_mend_a_bad_file(write):
             "engine.max_num_seqs",
             "--set engine.max_num_seqs: must be dotted.key=value, as engine.max_num_seqs=64",
         ),
+        (
+            "engine.max_num_seqs=",
+            "--set engine.max_num_seqs=: must be dotted.key=value, as engine.max_num_seqs=64",
+        ),
         ("=4", "--set =4: must be dotted.key=value, as engine.max_num_seqs=64"),
         ("engine..x=4", "--set engine..x=4: must be dotted.key=value, as engine.max_num_seqs=64"),
         (
