@@ -131,7 +131,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
         lines += [f"Then {line(one)}{_more(best, one)}, by short runs", _speeds(problem, one)]
     if not answer.priced:
         lines.append("GPUs are counted: not each of them has a price.")
-    lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
+    lines += ["The best order with:", *(f"  {text}" for text in answer.changes)]
     tried = [one for one in answer.offers if one.result.trials]
     lines.append(f"Candidates simulated: {len(tried)} of {len(answer.offers)}.")
     lines += [f"  {text}" for text in answer.variants]
@@ -145,9 +145,9 @@ def _close(problem: PlanProblem, offer: Offer) -> bool:
 
 def _value(judged: Judged) -> str:
     """Write what was measured, where the verdict does not say it."""
-    if judged.slo.name in SHARES:
-        return f"{100 * judged.value:.4g} %, "
-    return "" if judged.close else f"{judged.value:,.4g}, "
+    if judged.slo.name in SHARES or judged.close:
+        return ""
+    return f"{judged.value:,.4g}{' ms' * judged.slo.metric.endswith('_ms')}, "
 
 
 def _more(best: Offer, other: Offer) -> str:

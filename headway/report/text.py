@@ -26,7 +26,7 @@ from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.models.load import load_model, shipped_models
 from simulator.results.fairness import parts_of
-from simulator.results.service_levels import Judged, Slo
+from simulator.results.service_levels import SHARES, Judged, Slo
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
@@ -173,8 +173,8 @@ def load_lines(gauges: Summary) -> list[str]:
         lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
         return [f"Load: {load_line(load, lost=lost)}"]
     busy = gauges["gpu_busy_fraction"]
-    share = f"{load['share']:.0%} of the saturation throughput, though the GPU is {busy:.0%} busy"
-    return [f"Load: {share}: fuller steps serve more."] if busy >= BUSY else []
+    share = f"{load['share']:.0%} of the saturation throughput on average, the GPU {busy:.0%} busy"
+    return [f"Load: {share}: fuller steps serve more, bursts may exceed it."] * (busy >= BUSY)
 
 
 def load_line(load: Summary, *, lost: bool = False) -> str:
@@ -224,7 +224,8 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
         judged = Judged.of(one)
         value = judged.slo.words(one["value"], three_digits) if judged.served else "n/a"
         unit = " ms" if judged.served and judged.slo.metric.endswith("_ms") else ""
-        found.append((one["bound"], f"{value}{unit}: {judged}{served_of(summary, judged.slo)}"))
+        value = "" if judged.served and judged.slo.name in SHARES else f"{value}{unit}: "
+        found.append((one["bound"], f"{value}{judged}{served_of(summary, judged.slo)}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
         if (kept := gauges.get(f"slo_attainment_{name}")) is not None:

@@ -215,11 +215,9 @@ class Advisor(MemoryAdvisor):
                     f"{with_it}a prompt takes {slower:.2f} times as long: TTFT grows by that, and "
                     "more where requests queue."
                 )
-            tpot = ", and TPOT by up to that" if self._overloaded else ""
-            return (
-                f"{with_it}a step full of prompts takes {one.to / one.value * slower:.2f} times as "
-                f"long: ITL grows by about that{tpot}."
-            )
+            tpot = " and TPOT are" if self._overloaded else " is"
+            times = f"{one.to / one.value * slower:.2f} times as long"
+            return f"{with_it}a step full of prompts takes {times}: ITL{tpot} up to {times}."
         return ""
 
     def prompts_slower(self, tokens: int) -> float:

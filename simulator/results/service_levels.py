@@ -270,12 +270,15 @@ class Judged(NamedTuple):
         if not self.served:
             return "broken"
         verb = "kept" if slo.met(value) else "broken"
-        margin = "kept with {} to spare" if slo.met(value) else "broken by {}"
-        if self.close:
-            return f"{verb}{self.unless or ' within the error of the step times'}"
         if slo.name in SHARES:
-            share = f"{100 * abs(value - slo.bound):.3g}"
-            return verb if share == "0" else margin.format(f"{share} % of the requests")
+            verb += f": {100 * value:.4g} % of requests keep it"
+        if self.close:
+            return f"{verb}{self.unless or ', within the error of the step times'}"
+        if slo.name in SHARES:
+            points = f", {100 * abs(value - slo.bound):.3g} points"
+            side = " to spare" if slo.met(value) else " short"
+            return verb if value == slo.bound else verb + points + side
+        margin = "kept with {} to spare" if slo.met(value) else "broken by {}"
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
             return (

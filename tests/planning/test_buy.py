@@ -108,7 +108,7 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     assert told[0].startswith("Buy ")
     assert [line for line in told if line.startswith("Second best: ")]
     assert len([line for line in told if line.startswith("Then ")]) == 3
-    change = told[told.index("What would change it:") :]
+    change = told[told.index("The best order with:") :]
     for words in ("10 % more load", "20 % longer answers", "steps ", "20 % dearer"):
         assert any(words in line for line in change), words
     report = json.loads((tmp_path / "plan.json").read_text())

@@ -240,7 +240,7 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
     assert re.search(
         r"\nadvice +levels kept .*\n-+\nas it is +1 of 2 ", table(found)
     )  # 2 were given
-    lost = "completion>=1 broken by 5 % of the requests"
+    lost = "completion>=1 broken: 95 % of requests keep it, 5 points short"
     for verdicts, told in (
         (found.verdicts, False),
         ([lost, found.verdicts[0]], True),

@@ -68,8 +68,8 @@ Mean Queue Time (ms):                    500.00
 Median Queue Time (ms):                  500.00
 P99 Queue Time (ms):                     500.00
 ------------------Service Levels------------------
-goodput>=0.99:                           0.333: broken by 65.7 % of the requests
-completion>=1:                           0.667: broken by 33.3 % of the requests
+goodput>=0.99:                           broken: 33.33 % of requests keep it, 65.7 points short
+completion>=1:                           broken: 66.67 % of requests keep it, 33.3 points short
 Requests of E2EL<=3000 ms (%):           33.33
 ----------------------Engine----------------------
 Steps:                                   3

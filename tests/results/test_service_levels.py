@@ -133,9 +133,11 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
     assert close_to("p99_tpot_ms<=4") == "broken, 9.86 times the bound"
     share = {"bound": "goodput>=0.99", "value": 0.088, "step_times": [0.8, 1.25]}
     share |= {"ends": [0.01, 0.999]}
-    assert str(Judged.of(share)) == "broken within the error of the step times"
+    assert str(Judged.of(share)) == (
+        "broken: 8.8 % of requests keep it, within the error of the step times"
+    )
     assert str(Judged.of(share | {"kept_until": 0.81})) == (
-        "broken, but steps at most 19 % faster keep it"
+        "broken: 8.8 % of requests keep it, but steps at most 19 % faster keep it"
     )
     rate = {"bound": "output_throughput>=39", "ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
     assert (
@@ -144,9 +146,11 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
     share["value"] = 0.995
     assert (
         str(Judged.of(share | {"ends": [0.991, 0.999]}))
-        == "kept with 0.5 % of the requests to spare"
+        == "kept: 99.5 % of requests keep it, 0.5 points to spare"
     )
-    assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == "kept"
+    assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == (
+        "kept: 100 % of requests keep it"
+    )
 
 
 def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
