@@ -184,10 +184,11 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
         holds, fails = result.best, result.beyond
     found = []
     if holds is not None:
-        found.append(("carries", holds.at))
+        found.append((holds.at, "is enough" if rising else "keeps the bounds"))
     if fails is not None:
-        found.append(("breaks" if fails.breaks else "fails", fails.at))
-    return ", ".join(f"{word} {place.format(at)}".strip() for word, at in found) or "nothing"
+        no = "is not enough" if rising else "breaks the bounds"
+        found.append((fails.at, no if fails.breaks else "is too close to tell"))
+    return ", ".join(f"{place.format(at)} {word}".strip() for at, word in found) or "nothing"
 
 
 def _last_trial(candidate: "Candidate", place: str) -> str:

@@ -104,7 +104,7 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs, unbounded: 
             least = offer.fewest * offer.weight
             if least > limit:
                 cost = money(offer, least)
-                offer.not_tried = f"costs {cost} at least; {TOLD} that cost less are enough"
+                offer.not_tried = f"costs {cost} at least; {TOLD} cheaper orders keep the bounds"
             else:
                 offer.widest = min(unbounded or WIDEST * (offer.fewest + 1), MOST_REPLICAS)
                 most = int(min(offer.widest, limit / offer.weight))

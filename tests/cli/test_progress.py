@@ -56,7 +56,8 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert told == (
-        "engine.max_num_seqs=8: 2 req/s keeps the bounds (1 run of 600 s); done: carries 2 req/s\n"
+        "engine.max_num_seqs=8: 2 req/s keeps the bounds (1 run of 600 s); "
+        "done: 2 req/s keeps the bounds\n"
     )
 
 
@@ -82,8 +83,8 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
         found.result, found.done = SearchResult(trials[-1], trials), True
         search([found], 1, found)
     first, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("so far: carries cluster.replicas=4")
-    assert last.endswith("done: carries cluster.replicas=1")
+    assert first.endswith("so far: cluster.replicas=4 is enough")
+    assert last.endswith("done: cluster.replicas=1 is enough")
 
 
 def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, capsys):

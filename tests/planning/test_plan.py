@@ -290,7 +290,7 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
     *decisions, last = capsys.readouterr().err.splitlines(keepends=True)
     assert decisions[0] == (
         "engine.max_num_seqs=1: 0.75 req/s keeps the bounds (1 run of 60 s, too close to tell); "
-        "so far: carries 0.75 req/s\n"
+        "so far: 0.75 req/s keeps the bounds\n"
     )
     assert last == (
         f"headway: interrupted; finished runs are in {out}/runs.jsonl, and the same command goes "
