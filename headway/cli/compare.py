@@ -39,7 +39,7 @@ def compare(
     ] = False,
     until_decided: Annotated[
         bool,
-        silent("add replications, up to 16 times as many, until the winner holds at the 5 % level"),
+        silent("add replications, up to 16 times as many, until chance cannot change the winner"),
     ] = False,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,

@@ -186,8 +186,7 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
     if holds is not None:
         found.append((holds.at, "is enough" if rising else "keeps the bounds"))
     if fails is not None:
-        no = "is not enough" if rising else "breaks the bounds"
-        found.append((fails.at, no if fails.breaks else "is too close to tell"))
+        found.append((fails.at, "breaks the bounds" if fails.breaks else "is not enough for sure"))
     return ", ".join(f"{place.format(at)} {word}".strip() for at, word in found) or "nothing"
 
 

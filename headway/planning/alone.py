@@ -27,9 +27,7 @@ def broken_alone(problem: PlanProblem, scenario: Scenario, keys: Mapping[str, st
     if not slow:
         return ""
     least = " and ".join(one.slo.loosened(one.value) for one in slow)
-    why = (
-        f"{slow[0]}, and no number of replicas changes it: alone it needs {least}; under load more"
-    )
+    why = f"{slow[0]}, however many the replicas: alone it needs {least}, under load more"
     for change, words in _changes(scenario):
         try:
             with warnings.catch_warnings():

@@ -446,9 +446,7 @@ def _finding(found: Diagnosis, finding: Mapping[str, Any]) -> list[str]:
 
 
 def _costs(found: Diagnosis, trial: Trial, columns: Sequence[str]) -> Iterator[str]:
-    """Say why a trial cannot be, whether its queue grows, and which metrics it makes worse."""
-    if trial.error:
-        yield f"cannot be: {trial.error}"
+    """Say whether a trial's queue grows, and which metrics it makes worse."""
     if found.verdicts and trial.grows:
         yield "its queue grows: a longer run may break more"
     pairs = {key: (found.values.get(key), trial.values.get(key)) for key in columns}

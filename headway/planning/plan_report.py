@@ -221,9 +221,7 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
     low, high = row["capacity_low"], row["capacity_high"]
     more = f"--replications {4 * criteria.replications}"
     if best.best.seconds is not None and criteria.min_seconds is not None:
-        seconds = 4 * criteria.min_seconds
-        longest = f" --max-duration {seconds:g}" * (seconds > criteria.max_seconds)
-        more = f"--min-duration {seconds:g} (s){longest}"
+        more = f"--min-duration {4 * criteria.min_seconds:g} (s)"
     if low is None or high is None:
         yield f"  the interval ends beyond the loads that were tried: {more} tells where"
     elif high - low > WIDE * criteria.tolerance * row["capacity"]:

@@ -269,13 +269,11 @@ def make_problem(
 
 
 def _with_options(block: PlanConfig, given: Mapping[str, float]) -> PlanConfig:
-    """Put options over the block `plan`; a most that `replications` exceed follows them."""
-    most = {"most_replications": max(block.most_replications, given.get("replications", 0))}
-    longest = given.get("max_duration", block.max_duration)
-    if (least := given.get("min_duration", 0.0)) > longest:
-        raise HeadwayError(
-            f"--min-duration {least:g}: must be at most --max-duration ({longest:g} s)"
-        )
+    """Put options over the block `plan`; a longest or most that they exceed follows them."""
+    most = {
+        "max_duration": max(block.max_duration, given.get("min_duration", 0.0)),
+        "most_replications": max(block.most_replications, given.get("replications", 0)),
+    }
     try:
         return PlanConfig(**block.model_dump(exclude_unset=True) | most | {**given})
     except MappingError as error:

@@ -304,7 +304,7 @@ def compare_intervals(
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
         "model.\n+ better, - worse, at 5 % over all lines and winners together (Holm); ? may be "
-        "chance: the pairs in brackets would decide. --until-decided runs those that name a winner."
+        "chance: the pairs in brackets would decide. --until-decided does so for a winner."
     )
     if hidden:
         blocks[-1] += f"\nLeft out: {hidden} of {ALIKE:.0%} at most that may be chance (--all)"

@@ -147,8 +147,8 @@ def _find(name: str) -> Gpu:
         raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; did you mean {hint}?")
     from difflib import get_close_matches
 
-    known = ", ".join(dict.fromkeys([*get_close_matches(name.upper(), GPUS, cutoff=0.5), *GPUS]))
-    raise ScenarioError("gpu.name", f"no GPU {name!r}: add it to models/gpus.csv, or take {known}")
+    known = ", ".join(get_close_matches(name.upper(), GPUS, cutoff=0.5) or GPUS)
+    raise ScenarioError("gpu.name", f"no GPU {name!r}: take a similar one, as {known}")
 
 
 def _chip(words: list[str]) -> list[str]:

@@ -210,10 +210,8 @@ def find_scenario(path: Path) -> Path:
     if path.is_dir():
         return path / OWN if (path / OWN).is_file() else path
     names = shipped_scenarios()
-    raise HeadwayError(
-        f"{path}: no such file, and not one of the shipped scenarios: {', '.join(names)}"
-        f"{did_you_mean(str(path), names)}"
-    )
+    near = did_you_mean(str(path), names) or f": {', '.join(names)}"
+    raise HeadwayError(f"{path}: no such file, and not one of the shipped scenarios{near}")
 
 
 def shipped_scenarios() -> list[str]:

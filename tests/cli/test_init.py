@@ -91,7 +91,7 @@ WRONG = [
     (["--yes", "--model", "nope"], "--model nope: model: no file and no shipped model 'nope'"),
     (
         ["--yes", "--gpu", "H300"],
-        "--gpu H300: gpu.name: no GPU 'H300': add it to",
+        "--gpu H300: gpu.name: no GPU 'H300': take a similar one, as H200",
     ),
     (["--yes", "--rate", "0"], "--rate 0: must be requests per second, more than 0"),
     (["--yes", "--rate=-1"], "--rate -1: must be requests per second, more than 0"),

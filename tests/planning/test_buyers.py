@@ -50,8 +50,8 @@ def test_what_a_request_alone_needs_is_no_bound_that_a_load_keeps(
     command = ["plan", str(path), "--fewest", "cluster.replicas=1..2", "--slo", "p95_tpot_ms<=1"]
     assert main([*command, "--out", str(tmp_path)]) == 1
     told = capsys.readouterr().err
-    assert "changes it: alone it needs p95_tpot_ms<=" in told
-    assert told.strip().endswith("; under load more")
+    assert "however many the replicas: alone it needs p95_tpot_ms<=" in told
+    assert told.strip().endswith(", under load more")
     assert not recwarn
 
 

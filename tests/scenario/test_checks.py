@@ -79,7 +79,7 @@ BAD = [
     ),
     (
         "gpu: {name: H300}\n",
-        "s.yaml:1: gpu.name: no GPU 'H300': add it to models/gpus.csv, or take H200, ...",
+        "s.yaml:1: gpu.name: no GPU 'H300': take a similar one, as H200, ...",
     ),
     (
         "cost:\n  kind: linear\n  base: x\n  per_token: 0\n  per_context: 0\n",

@@ -192,7 +192,7 @@ def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:
         ),
         (
             "{groups: {a: {gpu: {name: H900}}}}",
-            "s.yaml:6: cluster.groups.a.gpu.name: no GPU 'H900': add it to models",
+            "s.yaml:6: cluster.groups.a.gpu.name: no GPU 'H900': take a similar one",
         ),
         (
             "{groups: {a: {engine: {max_num_seq: 1}}}}",

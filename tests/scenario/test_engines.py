@@ -79,7 +79,8 @@ def test_a_named_gpu_takes_overrides(tmp_path: Path) -> None:
     assert (b.gpu.name, b.gpu.carbon_intensity, b.engine.name) == ("H200", 8, "sglang")
     assert loaded.of_group("a").gpu.name == "L4"
     path.write_text("seed: 1\ngpu: H1000\n")
-    with pytest.raises(HeadwayError, match=r"s.yaml:2: gpu.name: no GPU 'H1000': add it to"):
+    told = r"s.yaml:2: gpu.name: no GPU 'H1000': take a similar one, as H[^,]+(, [^,]+){0,2}$"
+    with pytest.raises(HeadwayError, match=told):
         load_scenario(path)
 
 

@@ -257,7 +257,7 @@ def test_build_list_and_show(
         (["--model", "gpt-5"], "--model: no file"),
         (["--tp", "0"], "--tp: must be at least 1, not 0"),
         (["--gpu", "L4"], "--gpu: L4 has no kernel tables; take one of A100-80GB, "),
-        (["--gpu", "H1000"], "--gpu: no GPU 'H1000': add it to models/gpus.csv"),
+        (["--gpu", "H1000"], "--gpu: no GPU 'H1000': take a similar one, as H100"),
         (["--gpu", "H200"], "has neither h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"),
         (["--quantization", "fp7"], "--quantization: must be one of fp8, int8, int4, nvfp4"),
         (["--dtype", "float32"], "--dtype: must be one of auto, bfloat16"),
