@@ -383,7 +383,7 @@ def _override(
 ) -> list[str]:
     """Set one dotted key; return what is wrong with the override."""
     key = tuple(name.strip().split("."))
-    if not (text or "").strip() or not all(key):  # `null` asks for a default
+    if text is None or not text.strip() or not all(key):  # `null` asks for a default
         return [f"{place}: must be dotted.key=value, as engine.max_num_seqs=64"]
     try:
         value, _ = parse(text, place)
