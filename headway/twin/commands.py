@@ -70,9 +70,8 @@ def serve(
     options.check()
     if command is not None:
         options = options.with_command(command)
-    loaded = load_scenario(
-        scenario, with_launch(command, set_ or [], OBEYED), seed, own_code=own_code
-    )
+    keys = with_launch(command, set_ or [], OBEYED)
+    loaded = load_scenario(scenario, keys, seed, own_code=own_code)
     counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if (port := options.port) and port + len(served) > 65536:
@@ -81,6 +80,7 @@ def serve(
         check_folder(out)
         if [*out.glob("summary.json"), *out.glob("replica-*/summary.json")]:
             print(f"warning: --out {out}: the run that it has will be replaced", file=sys.stderr)
+        out.mkdir(parents=True, exist_ok=True)
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
