@@ -45,9 +45,7 @@ def serve(
     ] = None,
     chat_template: Annotated[
         str | None,
-        silent(
-            "Jinja, or its file, that makes prompts of chats [default: the tokenizer's, or none]"
-        ),
+        silent("Jinja, or its file, to make prompts of chats [default: the tokenizer's, or none]"),
     ] = None,
     replica_ports: Annotated[
         bool, silent("a port for each replica of the cluster, for a gateway of your own")

@@ -208,7 +208,5 @@ class LiveMetrics:
 
 def _family(name: str, kind: str, about: str, rows: Mapping[str, float]) -> list[str]:
     """Return the lines of a metric: a value for each of its labels."""
-    values = (
-        f"{name}{{{k}}} {float(v)!r}" if k else f"{name} {float(v)!r}" for k, v in rows.items()
-    )
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *values]
+    told = (f"{name}{{{k}}} {float(v)!r}" if k else f"{name} {float(v)!r}" for k, v in rows.items())
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *told]

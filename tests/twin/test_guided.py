@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from aiohttp import ClientSession
 from headway.twin.api.bodies import BadRequestError
 from headway.twin.api.guided_text import guided_text
 from headway.twin.api.said import FixedText, Said
-from headway.twin.api.tokenizers import TokenCounter
+from headway.twin.api.tokenizers import BpeTokens, TokenCounter
 from headway.twin.server import Server
 from tests.support.twins import events, served_by
 
@@ -389,3 +390,40 @@ def test_patterns_and_expressions_are_obeyed(stream: bool) -> None:
             assert re.fullmatch(pattern, text)
 
     served_by(play)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_of_several_tokens_is_whole(tokenizer: Path, stream: bool) -> None:
+    counter = BpeTokens(tokenizer)
+    text = "Köln 日本語 🎉"
+    assert len(counter.encode("🎉")) == 4
+    assert counter.pieces("🎉ö") == ["", "", "", "🎉", "", "ö"]
+    assert "".join(counter.pieces(f"{text}\ufffd")) == f"{text}\ufffd"
+    torn = counter.encode("🎉")[:3]  # has an end, and a token without its last byte
+    assert counter.pieces(torn + counter.encode("a"))[-1] == "\ufffda"
+    assert "".join(counter.pieces(torn)) == "\ufffd"
+    schema = {"type": "object", "properties": {"ö": {"enum": [text]}}, "required": ["ö"]}
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+
+    async def play(client: ClientSession, _: Server) -> None:
+        for asked, told in (
+            ({"structured_outputs": {"choice": [text]}}, text),
+            ({"structured_outputs": {"regex": text}}, text),
+            ({"structured_outputs": {"json": schema}}, f'{{"ö":"{text}"}}'),
+            ({"tools": tools, "tool_choice": "required"}, f'{{"ö":"{text}"}}'),
+        ):
+            body = CHAT | asked | {"stream": stream, "max_tokens": 99}
+            response = await client.post("/v1/chat/completions", json=body)
+            found = await events(response) if stream else [await response.json()]
+            said = [one["choices"][0]["delta" if stream else "message"] for one in found]
+            parts = [one.get("content") or "" for one in said]
+            calls = [call for one in said for call in one.get("tool_calls") or ()]
+            parts += [call["function"]["arguments"] for call in calls]
+            assert "".join(parts) == told
+        for prompt in (text, counter.encode(text)):
+            echo = {"prompt": prompt, "echo": True, "max_tokens": 0, "stream": stream}
+            response = await client.post("/v1/completions", json=echo)
+            found = await events(response) if stream else [await response.json()]
+            assert "".join(one["choices"][0]["text"] for one in found) == text
+
+    served_by(play, tokenizer=tokenizer)

@@ -131,9 +131,8 @@ class Answer:
         if is_inner and self._is_plain and said.pieces is None:
             word = said.words[(said.offset + count - 1) % len(said.words)].encode()
             # A request's id may have the word, too; behind the text there is no space.
-            choice.frame = choice.frame or self.piece(choice, count - 1, count, None).rsplit(
-                word, 1
-            )
+            if not choice.frame:
+                choice.frame = self.piece(choice, count - 1, count, None).rsplit(word, 1)
             data = word.join(choice.frame)
         else:
             data = self.chunk(choice, new, count)

@@ -29,14 +29,14 @@ def guided_text(kind: str, source: str) -> tuple[tuple[str, str] | None, list[st
     """
     grammar, notes = _compiled(kind, source)
     ignored = [key for note in notes for key in re.findall('"(.*?)"', note) or ["format"]]
-    grammars, patterns = [grammar], [source]
-    if is_json := kind == "json_schema":
+    is_json = kind == "json_schema"
+    grammars, patterns = [grammar], [] if is_json else [source]
+    if is_json:
 
         def closed(schema: dict[str, Any]) -> dict[str, Any]:
             patterns.append(str(schema.get("pattern", "")))
             return {"additionalProperties": False, **schema} if "properties" in schema else schema
 
-        patterns.clear()
         with suppress(BadRequestError):  # all properties that have names first, and no others
             all_named = json.dumps(json.loads(source, object_hook=closed))
             grammars.insert(0, _compiled(kind, all_named)[0])

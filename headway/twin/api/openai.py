@@ -152,10 +152,10 @@ class Reader:
 
     def _echoed(self, prompt: Prompt) -> Prompt:
         counter = self.counter
-        if prompt.text is not None:
-            return prompt._replace(echo=counter.pieces(prompt.text))
-        refuse({"tokenizer": counter.decode(prompt.tokens) is None}, key="echo: tokens need")
-        return prompt._replace(echo=[counter.decode([token]) or "" for token in prompt.tokens])
+        told = prompt.tokens if prompt.text is None else prompt.text
+        wrong = prompt.text is None and counter.decode(prompt.tokens) is None
+        refuse({"tokenizer": wrong}, key="echo: tokens need")
+        return prompt._replace(echo=counter.pieces(told))
 
     def _limit(self, asked: Body) -> int | None:
         """Return the most tokens of an answer that are asked for; refuse what no prompt allows."""

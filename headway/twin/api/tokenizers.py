@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WORDS = 1000  # that answers are made of
 CONFIGS: dict[str, dict[str, Any]] = table("trained_tokenizer")
 """The files beside the tokenizer.json of one that is trained."""
+TORN, LONGEST_CHARACTER = "\ufffd", 4  # what bytes of an unfinished character read as; its bytes
 TRIAL = 64  # words of a text that must come out as so many tokens
 
 
@@ -38,9 +39,12 @@ class TokenCounter:
         most = self.vocab_size
         return [zlib.crc32(word.encode("utf-8", "replace")) % most for word in text.split()]
 
-    def pieces(self, text: str) -> list[str]:
-        """Return the texts of its tokens."""
-        return re.findall(r"\s*\S+", text)
+    def pieces(self, told: str | Sequence[int]) -> list[str]:
+        """Return what each token of a text adds to it, or each of tokens that can be read back.
+
+        As in vLLM's detokenizer a character comes with the token that has its last byte.
+        """
+        return re.findall(r"\s*\S+", told) if isinstance(told, str) else []
 
     def decode(self, tokens: Sequence[int]) -> str | None:
         """Return the text of tokens; None: they cannot be read back."""
@@ -69,12 +73,19 @@ class BpeTokens(TokenCounter):
             raise HeadwayError(f"--tokenizer: {path}: has no words that stay one token in a text")
 
     def encode(self, text: str) -> list[int]:
-        if not text.isascii():  # half of a surrogate pair is no text
-            text = text.encode("utf-8", "replace").decode()
+        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def pieces(self, text: str) -> list[str]:
-        return [self.decode([token]) for token in self.encode(text)]
+    def pieces(self, told: str | Sequence[int]) -> list[str]:
+        tokens = self.encode(told) if isinstance(told, str) else told
+        found, begin, read = list[str](), 0, 0
+        for end in range(1, len(tokens) + 1):
+            text = self.decode(tokens[begin:end])
+            is_torn = text.endswith(TORN) and end < min(len(tokens), read + LONGEST_CHARACTER)
+            found.append("" if is_torn else text[len(self.decode(tokens[begin:read])) :])
+            if not is_torn:
+                begin, read = read, end  # some decoders need the token before
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
