@@ -427,3 +427,30 @@ def test_a_character_of_several_tokens_is_whole(tokenizer: Path, stream: bool) -
             assert "".join(one["choices"][0]["text"] for one in found) == text
 
     served_by(play, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stop_string_ends_a_guided_answer(keep: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "one two"}}, "required": ["a"]}
+
+    async def play(client: ClientSession, _: Server) -> None:
+        more = {"stop": ["lph", "one"], "include_stop_str_in_output": keep}
+        for own, told in (
+            ({"choice": ["alphabet"]}, "alph" if keep else "a"),
+            ({"json": schema}, '{"a":"one' if keep else '{"a":"'),
+            ({"regex": "xyz"}, "xyz"),
+        ):
+            body = CHAT | more | {"structured_outputs": own}
+            answer = await (await client.post("/v1/chat/completions", json=body)).json()
+            [choice] = answer["choices"]
+            assert choice["message"]["content"] == told
+            assert choice["finish_reason"] == "stop"
+            assert choice["stop_reason"] == {"a": "lph", "{": "one", "x": None}[told[0]]
+        tool = {"name": "f", "input_schema": schema}
+        body = {**CHAT, "tools": [tool], "tool_choice": {"type": "tool", "name": "f"}}
+        body |= {"model": "llama-3-8b", "stop_sequences": ["one"]}
+        answer = await (await client.post("/v1/messages", json=body)).json()
+        assert answer["stop_sequence"] == "one"
+        assert answer["content"][0]["input"] == {}
+
+    served_by(play)

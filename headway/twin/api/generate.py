@@ -104,12 +104,11 @@ class ApiServer:
         said, length = self._said(wanted, prompt.tokens, index)
         # As in vLLM an answer can end by itself only behind `min_tokens`.
         length = max(length, asked.min_tokens + (asked.min_tokens >= most), 1)
-        last = min(length, most)
         if wanted.fixed is not None:
-            length = said.fix(wanted.fixed, last, self.reader.counter)
-        elif asked.stops:
+            length = said.fix(wanted.fixed, min(length, most), self.reader.counter)
+        if asked.stops:
             keep = asked.include_stop_str_in_output
-            end = said.stop_at(asked.stops, asked.min_tokens, last, keep=keep)
+            end = said.stop_at(asked.stops, asked.min_tokens, min(length, most), keep=keep)
             length = length if said.stop is None else end
         elif prompt.echo and asked.max_tokens == 0:
             said.pieces = []  # the token is computed, and not told
@@ -132,8 +131,7 @@ class ApiServer:
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
             wanted.client = client_name(request.headers["X-Client"], "X-Client")
-        if length := output_tokens(request.headers, "X-Output-Tokens"):
-            wanted.length = length
+        wanted.length = output_tokens(request.headers, "X-Output-Tokens") or wanted.length
         serial, count = self._serial, len(wanted.prompts) * (wanted.asked.n or 1)
         refuse({"answers": count > MOST_ANSWERS}, most=MOST_ANSWERS)
         choices = [self._choice(wanted, index) for index in range(count)]

@@ -153,8 +153,7 @@ class MessageAnswer(ChatAnswer):
 
     def open(self, choice: Choice) -> bytes:
         """Return what comes before the first token."""
-        stop = {"stop_reason": None, "stop_sequence": None}
-        message = self._message([], stop)
+        message = self._message([], {"stop_reason": None, "stop_sequence": None})
         message["usage"] = {key: message["usage"][key] for key in ("input_tokens", "output_tokens")}
         out = event("message_start", message=message)
         return out + event("content_block_start", index=0, content_block=self._block("", {}))
@@ -174,8 +173,7 @@ class MessageAnswer(ChatAnswer):
         return stop + event("message_stop")
 
     def _stop(self) -> dict[str, Any]:
-        said, reason = self.choices[0].said, self.choices[0].reason
-        reason = WORDS["stop reasons"][reason]
+        said, reason = self.choices[0].said, WORDS["stop reasons"][self.choices[0].reason]
         if reason == "end_turn":
             reason = "tool_use" if said.call else "stop_sequence" if said.stop else reason
         return {"stop_reason": reason, "stop_sequence": said.stop}
@@ -201,7 +199,7 @@ class MessageAnswer(ChatAnswer):
     def whole(self) -> bytes:
         """Return the whole answer at once; a call that was cut short is empty."""
         choice = self.choices[0]
-        calls = choice.said.call and choice.reason == "stop"
+        calls = choice.said.call and choice.reason == "stop" and choice.said.stop is None
         content = [self._block(choice.text, json.loads(choice.text) if calls else {})]
         stop = {key: value for key, value in self._stop().items() if value is not None}
         return compact(self._message(content, stop))
