@@ -78,11 +78,13 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     faults = [*wrong_kinds(whole), *_wrong(raw)]
     if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
         raise ValueError("\n".join(reversed(wrong.values())))
-    spec = _spec(name, raw)
+    # As derive_max_model_len_and_key (vLLM 0.33): the least, but model_max_length before all others.
+    least = min(raw[key] for key in SIZES["max_position_embeddings"] if key in raw)
+    most = raw.get("model_max_length") or least
+    spec = _spec(name, raw | {"max_position_embeddings": most})
     vision = read_vision(whole, spec.hidden_size)
-    towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
-    read = () if vision is None else TOWERS[: 1 + vision.is_whole]
-    unread = [key for key in towers if key not in read]
+    others = TOWERS[0 if vision is None else 1 + vision.is_whole :]
+    unread = [key for key in others if isinstance(whole.get(key), dict)]
     if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
         unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
     return replace(spec, vision=vision, unread=", ".join(unread), config=whole)

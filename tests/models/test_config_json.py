@@ -219,3 +219,20 @@ def test_longest_requests_follow_the_scaling_of_positions(tmp_path, rope, kind, 
     """As vLLM's _get_and_verify_max_len: yarn's factor counts before 0.30."""
     model = read_config(write_config(tmp_path, model_type=kind, **rope))
     assert (model.longest((0, 29, 0)), model.longest((0, 30, 0))) == (older, newest)
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        ({"max_position_embeddings": 8192, "model_max_length": 131_072}, 131_072),  # Command R
+        ({"max_position_embeddings": 131_072, "model_max_length": 4096}, 4096),
+        ({"max_position_embeddings": None, "model_max_length": 4096}, 4096),  # Baichuan2-13B
+        ({"max_position_embeddings": 8192, "max_sequence_length": 2048}, 2048),
+        ({"max_position_embeddings": None, "n_positions": 1024, "seq_len": 2048}, 1024),
+    ],
+)
+def test_the_longest_request_is_the_least_of_all_keys_or_model_max_length(
+    tmp_path: Path, keys: dict[str, int | None], most: int
+) -> None:
+    """As derive_max_model_len_and_key of vLLM 0.33."""
+    assert load_model(write_config(tmp_path, **keys)).longest((0, 33, 0)) == most
