@@ -25,7 +25,7 @@ class Advice:
 def words(advice: Mapping[str, Any]) -> str:
     """Say it: `raise engine.max_num_seqs from 16 to 64`."""
     key, now, to = (advice[name] for name in ("key", "from", "to"))
-    also = "".join(f" and {name} to {value}" for name, value in advice.get("also", {}).items())
+    also = "".join(f" and set {k} to {_word(v)}" for k, v in advice.get("also", {}).items())
     if advice["direction"] == "set":
         return f"set {key} to {_word(to)} (now {_word(now)}){also}"
     return f"{advice['direction']} {key} from {_word(now)} to {_word(to)}{also}"

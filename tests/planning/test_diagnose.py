@@ -126,7 +126,9 @@ def test_the_best_two_together(write) -> None:
     assert both.after == pytest.approx(1000.0)
     assert seats.after == pytest.approx(2000.0)
     assert replicas.after == pytest.approx(3000.0)
-    assert words(both.advice) == ("raise engine.max_num_seqs from 1 to 4 and cluster.replicas to 2")
+    assert words(both.advice) == (
+        "raise engine.max_num_seqs from 1 to 4 and set cluster.replicas to 2"
+    )
     assert both.gpus == 2
 
 
@@ -307,7 +309,7 @@ def test_advice_that_cannot_be_followed_says_why(write) -> None:
     wide = turn("engine.max_num_seqs", 1, 128, {"engine.max_num_batched_tokens": 128}).as_dict()
     changed = follow(scenario, wide)
     assert changed.engine.max_num_batched_tokens == 128
-    assert words(wide).endswith("from 1 to 128 and engine.max_num_batched_tokens to 128")
+    assert words(wide).endswith("from 1 to 128 and set engine.max_num_batched_tokens to 128")
 
 
 def test_a_file_of_the_same_run(write) -> None:

@@ -57,13 +57,15 @@ def test_it_runs_from_another_folder(unpacked: Path, tmp_path: Path) -> None:
 
 
 def test_a_shipped_scenario_by_name(tmp_path, monkeypatch) -> None:
-    """A file of that name goes first; a wrong name lists those that there are."""
+    """A file of that name goes first; a wrong name has the nearest, else all that there are."""
     monkeypatch.chdir(tmp_path)
     assert load_scenario("demo").name == "demo"
     (tmp_path / "demo").write_text("name: mine\nmodel: llama-3-8b\n", "utf-8")
     assert load_scenario("demo").name == "mine"
     assert find_scenario(Path("examples/load")).name == "load.yaml"
-    with pytest.raises(HeadwayError, match=r"^dmo: no such file, and not .*: .*demo, .*prefixes"):
+    with pytest.raises(HeadwayError, match=r"^dmo: no such file, and not .*; did you mean demo"):
         load_scenario("dmo")
+    with pytest.raises(HeadwayError, match=r"^zz: no such file, and not .*: .*demo, .*prefixes"):
+        load_scenario("zz")
     with pytest.raises(HeadwayError, match=r"^dmo\.yaml: no such file$"):
         load_scenario("dmo.yaml")
