@@ -62,7 +62,14 @@ class MultimodalConfig(Config):
         "vision_config",
     )
 
+    def takes(self, *modalities: str) -> bool:
+        """Whether items of any of these may come; else vLLM does not load their encoder.
+
+        As get_limit_per_prompt (0.33), which limits nothing that is not named.
+        """
+        return any(self.limit_mm_per_prompt.get(one, 1) for one in modalities)
+
     @property
     def takes_any(self) -> bool:
-        """Whether any image or clip may come; else vLLM does not load the encoder."""
-        return not self.limit_mm_per_prompt or any(self.limit_mm_per_prompt.values())
+        """Whether images may come, or clips that are named."""
+        return self.takes("image", *self.limit_mm_per_prompt)

@@ -78,7 +78,7 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     faults = [*wrong_kinds(whole), *_wrong(raw)]
     if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
         raise ValueError("\n".join(reversed(wrong.values())))
-    # As derive_max_model_len_and_key (vLLM 0.33): the least, but model_max_length before all others.
+    # As derive_max_model_len_and_key (vLLM 0.33): the least, but model_max_length before all.
     least = min(raw[key] for key in SIZES["max_position_embeddings"] if key in raw)
     most = raw.get("model_max_length") or least
     spec = _spec(name, raw | {"max_position_embeddings": most})

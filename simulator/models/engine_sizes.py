@@ -65,10 +65,9 @@ class EngineSizes(EngineConfig):
         chunks = model.chunked and self.term("tables of chunks") > 0 and plain
         return not self.disable_hybrid_kv_cache_manager and (chunks or model.keeps_window)
 
-    @property
-    def takes_images(self) -> bool:
-        """Whether encoders are loaded."""
-        return self.multimodal_config is None or self.multimodal_config.takes_any
+    def encodes(self, *modalities: str) -> bool:
+        """Whether the encoder of these is loaded."""
+        return self.multimodal_config is None or self.multimodal_config.takes(*modalities)
 
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""

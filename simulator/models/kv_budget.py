@@ -273,7 +273,7 @@ def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
 def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
     """Return the encoder's peak and its outputs: of as many tokens as its budget, or an image."""
     vision = model.vision
-    if vision is None or not sizes.takes_images or sizes.fraction_of != "all":
+    if vision is None or not sizes.encodes(*vision.modalities) or sizes.fraction_of != "all":
         return 0, 0
     tokens = max(sizes.max_num_batched_tokens, model.largest_image)
     images = sizes.multimodal_config

@@ -85,8 +85,10 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     embedding, head = outer.pop("embed_tokens"), outer.pop("lm_head", 0.0)
     rest = sum(outer.values()) + _angles(model, sizes)
     tower, vision = 0.0, model.vision
-    if vision is not None and sizes.takes_images:
+    if vision is not None and sizes.encodes(*vision.modalities):
         tower = _tower(model, vision, sizes) / (1 if vision.is_whole else gpus)
+    if vision is not None and sizes.encodes("audio"):
+        tower += HALF * vision.audio
     drafts = _drafting(model, gpu, sizes)
     return Loaded(tuple(layers), embedding, head, rest, tower, drafts)
 

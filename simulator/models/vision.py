@@ -36,7 +36,9 @@ class VisionEncoder(NamedTuple):
     projectors: int = 1  # and those of inner layers (DeepStack)
     is_whole: bool = False  # on each GPU of a group (Gemma 4's)
     told_weights: int = 0  # layers times squared size as SGLang reads them, in Qwen's not its own
-    beside: int = 0  # weights of an audio encoder, a table of positions, a wider MLP between
+    beside: int = 0  # weights of a table of positions, a wider MLP between
+    audio: int = 0  # weights of an audio encoder
+    modalities: tuple[str, ...] = ("image",)  # that pass through it, but for audio
 
     @property
     def quantizes(self) -> int:
@@ -100,11 +102,12 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     squares = (audio.get("hidden_size") or 0) ** 2 * (audio.get("num_hidden_layers") or 0)
     # Squares of the hidden size in a layer of Gemma 4's audio encoder: MLPs 16, attention 5,
     # convolution 3.
-    beside = (2 * POSITIONS * hidden + 24 * squares) * (pools > 0)
+    beside = 2 * POSITIONS * hidden * (pools > 0)
     if str(raw.get("model_type")).startswith("glm4v"):  # gate, up and down behind the layers
         beside = output * (output + 3 * inner) - (hidden * per_token) ** 2
         inner = output
     gated = block.get("hidden_act") == "silu" or pools > 0 or block.get("model_type") == "pixtral"
+    of_clips = "depth" in block or pools > 0 or "downsample_ratio" in raw  # InternVL has the last
     full, window = block.get("fullatt_block_indexes"), first("window_size")
     inner_layers = block.get("deepstack_visual_indexes")
     return VisionEncoder(
@@ -123,4 +126,6 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         is_whole=pools > 0,
         told_weights=sizes.get("num_hidden_layers", 24) * sizes.get("hidden_size", 1024) ** 2,
         beside=beside,
+        audio=24 * squares * (pools > 0),
+        modalities=("image", "video") if of_clips else ("image",),
     )

@@ -98,7 +98,7 @@ def test_encoder_and_cache_take_room_from_the_kv_cache() -> None:
     plain, taken = memory_budget(EngineConfig(), QWEN, GPU), budget(encoder_cache_size=5000)
     assert taken.tower == plain.tower == 2 * QWEN.vision.parameters
     assert taken.kv_cache - plain.kv_cache == 2 * (16_384 - 5000) * 3584
-    text = budget(limit_mm_per_prompt={"image": 0})
+    text = budget(limit_mm_per_prompt={"image": 0, "video": 0})
     assert text.tower == 0
     peak = 65_536 * (2 * 1280 + 2 * 3420) * 2  # of the patches of the largest image
     outputs = 2 * 16_384 * 3584

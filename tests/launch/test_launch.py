@@ -47,7 +47,11 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--kv-cache-dtype fp8_ds_mla", {"kv_cache_dtype": "fp8"}),
         ("--compilation-config '{\"cudagraph_capture_sizes\": [1, 2]}'", {}),
         ("--enable-lora --lora-modules a=b c=d", {"enable_lora": True}),
-        ("--language-model-only", {"multimodal_config": {"limit_mm_per_prompt": {"image": 0}}}),
+        (
+            "--language-model-only",
+            {"multimodal_config": {"limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0}}},
+        ),
+        ("--limit-mm-per-prompt.video 0", {}),
         ("--no-language-model-only --limit-mm-per-prompt.image 4", {}),
         (
             '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'',

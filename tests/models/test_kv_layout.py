@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from simulator.core.multimodal_config import MultimodalConfig
 from simulator.models.config_json import spec_of
 from simulator.models.engine_sizes import EngineSizes, Release
 from simulator.models.gpus import find_gpu
@@ -201,6 +202,33 @@ def test_encoders_of_gemma_4_are_whole_on_each_gpu() -> None:
     model = load_model("gemma-4-e2b")
     towers = [loaded(model, H200, EngineSizes(tensor_parallel_size=gpus)).tower for gpus in (1, 4)]
     assert towers[0] == towers[1] == pytest.approx(951_458_456, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "left"),
+    [
+        ("qwen2.5-vl-3b", {"video": 0}, 1.0),
+        ("qwen2.5-vl-3b", {"audio": 0}, 1.0),
+        ("qwen2.5-vl-3b", {"image": 0}, 1.0),
+        ("qwen2.5-vl-3b", {"image": 0, "video": 0}, 0.0),
+        ("gemma-3-4b", {"video": 0}, 1.0),
+        ("gemma-3-4b", {"image": 0}, 0.0),
+        ("llama-4-scout", {"video": 0}, 1.0),
+        ("mistral-small-3.1-24b", {"video": 0, "audio": 0}, 1.0),
+        ("mistral-small-3.1-24b", {"image": 0, "video": 2}, 0.0),
+        ("gemma-4-e2b", {"image": 0, "audio": 0, "video": 0}, 0.0),
+        ("gemma-4-e2b", {"image": 0, "video": 0}, 0.64),
+        ("gemma-4-e2b", {"audio": 0}, 0.36),
+    ],
+)
+def test_an_encoder_goes_where_all_that_it_reads_are_limited_to_none(
+    name: str, limits: dict[str, int], left: float
+) -> None:
+    """As _mark_tower_model of vLLM 0.33, which limits nothing that is not named."""
+    model = load_model(name)
+    sizes = EngineSizes(multimodal_config=MultimodalConfig(limit_mm_per_prompt=limits))
+    whole = loaded(model, H200, EngineSizes()).tower
+    assert loaded(model, H200, sizes).tower == pytest.approx(left * whole, rel=0.02)
 
 
 @pytest.mark.parametrize(("release", "times"), [((0, 30, 0), 4), ((0, 32, 0), 1)])
