@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from simulator.scenario.load import load_scenario
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import read_measured
 from tests.workload.test_ledger import HEAD, as_json, told
@@ -292,3 +293,29 @@ def test_a_prefix_without_a_length_is_told_and_not_shared(put):
 def test_a_column_of_latencies_may_be_empty(put):
     _, said = told(put(f"{HEAD},ttft,e2e\n0,9,5,,\n1,9,5,,\n"))
     assert not said
+
+
+def test_images_of_sglangs_log_are_told(put):
+    meta = {"prompt_tokens": 9, "completion_tokens": 5, "e2e_latency": 1.5}
+    obj = {"image_data": ["a.jpg"], "lora_path": "ad0", "priority": 1}
+    line = {"timestamp": "2025-06-03T09:00:00Z", "event": "request.finished", "rid": "0"}
+    work, said = told(put(json.dumps(line | {"obj": obj, "out": {"meta_info": meta}})))
+    assert (work.model, work.priority.tolist()) == (["ad0"], [1])
+    assert said == [
+        "obj.image_data: requests that have media without sizes, whose encoder is not simulated: 1"
+    ]
+
+
+def test_media_without_an_encoder_are_told(write, recwarn):
+    """A run's own file has them; an engine without multimodal_config takes them as text."""
+    head = f"{HEAD},prefix_request,prefix_tokens,media\n"
+    write(f"{head}0,600,5,,0,image:0:500@10\n", "mm.csv")
+    text = "model: llama-3-8b\nworkload: {trace: {path: mm.csv}}\n"
+    for engine, count in (
+        ("", 1),
+        ("engine: {multimodal_config: {encoder_seconds: [[1, 0.01], [4096, 0.1]]}}\n", 0),
+    ):
+        recwarn.clear()
+        load_scenario(write(text + engine, "s.yaml")).make_workload()
+        said = [str(one.message) for one in recwarn]
+        assert sum("prompts have images or clips" in one for one in said) == count
