@@ -130,9 +130,7 @@ def tokenizer(
 def replay(
     scenario: Annotated[
         Path,
-        Parameter(
-            name="SCENARIO|TRACE", help="scenario file (YAML), a shipped one's name, or a trace"
-        ),
+        Parameter(name="SCENARIO|TRACE", help="scenario (YAML), a shipped one's name, or a trace"),
     ],
     /,
     *,

@@ -190,6 +190,8 @@ def test_who_hangs_up_frees_the_engine() -> None:
         (b"[" * 100_000, 400, "error parsing the body"),
         ({"prompt": 3}, 400, "4 validation errors"),
         ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
+        ({"prompt_embeds": "AAAA"}, 400, "You must set `--enable-prompt-embeds` to input"),
+        ({"prompt": "a", "prompt_embeds": ["AAAA"]}, 400, "(parameter=prompt_embeds)"),
         ({"prompt": ["a", ""]}, 400, "Either prompt or prompt_embeds must be provided and"),
         ({"prompt": "a", "n": 129}, 400, "more than 128 answers to one request"),
         ({"prompt": "a", "n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling"),

@@ -139,6 +139,7 @@ class CompletionBody(Body):
     """Of a completion."""
 
     prompt: list[Token] | list[list[Token]] | str | list[str] | None = None
+    prompt_embeds: bytes | list[bytes] | None = None
     suffix: str | None = None
     echo: bool | None = False
     logprobs: int | None = None

@@ -56,9 +56,8 @@ def _compiled(kind: str, source: str) -> tuple[str, list[str]]:
     try:
         if kind == "json_schema":
             json.loads(source)
-            grammar = LLMatcher.grammar_from_json_schema(
-                source, overrides={"whitespace_flexible": False, "lenient": True}
-            )
+            rules: Any = {"whitespace_flexible": False, "lenient": True}
+            grammar = LLMatcher.grammar_from_json_schema(source, overrides=rules)
         else:
             grammar = grammar_from(kind, source)  # type: ignore[arg-type]
     except ValueError as error:

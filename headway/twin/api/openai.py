@@ -235,6 +235,7 @@ def _check_options(asked: Body) -> None:
             "long cache_salt": not re.fullmatch(SALT, asked.cache_salt or ""),
             "stream_options": options and options.model_fields_set and not asked.stream,
             "no tools": type(asked) is ChatBody and asked.tools == [],  # a response may have others
+            "prompt_embeds": asked.__dict__.get("prompt_embeds"),  # a completion's
             "suffix": isinstance(asked, CompletionBody) and asked.suffix is not None,
             "json_schema": by_schema and named is None,
             "no constraint": (by_schema and named and named.json_schema is None)
