@@ -49,8 +49,7 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         lines.append(f"Auto-fit max_model_len: {fits} available {memory} memory ({gib(left)})")
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
-    together = sizes.term("log in one line")
-    return [*lines, f"{size}, {most}"] if together else [*lines, size, most]
+    return [*lines, f"{size}, {most}"] if sizes.term("log in one line") else [*lines, size, most]
 
 
 def memory_table(budget: MemoryBudget) -> str:
@@ -75,7 +74,8 @@ def memory_table(budget: MemoryBudget) -> str:
     what = f": each of {ranks} data-parallel ranks" if ranks > 1 else ""
     lines = [f"{model.name} on {gpus} x {budget.gpu.name}{what}", ""]
     lines += [f"{label:<{width}}  {value:>12}" for label, value in rows]
-    lines += ["", "the engine's log", *(f"  {line}" for line in log_lines(budget))]
+    release = " (SGLang 0.5.23)" if budget.speaks == "static" else ""
+    lines += ["", f"the engine's log{release}", *(f"  {line}" for line in log_lines(budget))]
     if budget.unread:
         lines += ["", f"not read: {budget.unread}"]
     return "\n".join(lines + _requests(budget))

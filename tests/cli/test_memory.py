@@ -118,6 +118,13 @@ def test_each_engine_refuses_in_its_own_words(engine, why, capsys):
     assert found["kv_cache_bytes"] == 0
 
 
+@pytest.mark.parametrize(("engine", "said"), [("sglang", " (SGLang 0.5.23)\n"), ("vllm", "\n")])
+def test_an_answer_for_sglang_names_the_release_that_it_follows(engine, said, capsys):
+    """Whose rules it has, whatever the user runs; vLLM's is the release that is asked for."""
+    assert main(["memory", "--model", "qwen3-8b", "--gpu", "H200", "--engine", engine]) == 0
+    assert f"\nthe engine's log{said}" in capsys.readouterr().out
+
+
 def test_sglang_and_tensorrt_llm_start_with_room_for_shorter_requests():
     """vLLM wants room for one of max_model_len tokens."""
     arguments = ["memory", "--model", "qwen3-8b", "--gpu", "RTX-4090"]
