@@ -251,7 +251,5 @@ def table(found: Replayed, workload: Workload) -> str:
     if told["hung_up"]:
         lines.append(f"repeated hang-ups, not in these figures: {told['hung_up']:,}")
     if causes := [one.error for one in found.requests if one.failed]:
-        lines.append(
-            f"failed requests, not in these figures: {len(causes):,}; the first: {causes[0]}"
-        )
+        lines += [f"failed requests, not in these figures: {len(causes):,}; the first: {causes[0]}"]
     return "\n".join(lines)

@@ -55,6 +55,15 @@ SCHEMAS: list[Any] = [
     {"type": "array", "prefixItems": [{"type": "null"}, {"type": "integer"}], "minItems": 2},
     {"type": "object", "minProperties": 2},
     {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "required": ["xa"]},
+    *(
+        {"type": "object", "patternProperties": {"^x": {"type": "integer"}}} | more
+        for more in (
+            {"additionalProperties": False},
+            {"additionalProperties": False, "required": ["xa"]},
+            {"additionalProperties": {"type": "string"}, "required": ["xa", "b"]},
+            {"additionalProperties": False, "properties": {"a": {"type": "string"}}},
+        )
+    ),
     {"type": "object", "properties": {'"[{': {"const": '"]}'}, "a": {}}, "required": ['"[{', "a"]},
 ]
 CHAT = {"messages": [{"role": "user", "content": "who is it"}], "max_tokens": 40}

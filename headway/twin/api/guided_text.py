@@ -29,20 +29,23 @@ def guided_text(kind: str, source: str) -> tuple[tuple[str, str] | None, list[st
     """
     grammar, notes = _compiled(kind, source)
     ignored = [key for note in notes for key in re.findall('"(.*?)"', note) or ["format"]]
-    is_json = kind == "json_schema"
-    grammars, patterns = [grammar], [] if is_json else [source]
-    if is_json:
+    walks: list[tuple[str, int | None]] = [(grammar, None)]
+    patterns = [source]
+    if kind == "json_schema":
+        walks, patterns = [(grammar, DEEP), (grammar, 0)], []
 
         def closed(schema: dict[str, Any]) -> dict[str, Any]:
             patterns.append(str(schema.get("pattern", "")))
-            return {"additionalProperties": False, **schema} if "properties" in schema else schema
+            if schema.pop("patternProperties", None) or "properties" in schema:
+                schema["additionalProperties"] = False
+            return schema
 
         with suppress(BadRequestError):  # all properties that have names first, and no others
             all_named = json.dumps(json.loads(source, object_hook=closed))
-            grammars.insert(0, _compiled(kind, all_named)[0])
+            walks.insert(0, (_compiled(kind, all_named)[0], DEEP))
     literals = re.findall(r"\w+|[^\w\s]", " ".join(patterns).replace("\\", ""))
-    for number in range(TRIES * len(grammars)):
-        walk = _Walk(grammars[number // TRIES], literals, number, is_json=is_json)
+    for number in range(TRIES * len(walks)):
+        walk = _Walk(*walks[number // TRIES], literals, number)
         if walk.ends():
             at = walk.words or len(walk.text)
             return (walk.text[:at].decode(), walk.text[at:].decode()), ignored
@@ -69,13 +72,13 @@ def _compiled(kind: str, source: str) -> tuple[str, list[str]]:
 
 
 class _Walk:
-    """One text, from byte to byte."""
+    """One text, from byte to byte; of JSON, with what is optional within so many brackets."""
 
-    def __init__(self, grammar: str, literals: Sequence[str], seed: int, *, is_json: bool) -> None:
+    def __init__(self, grammar: str, deep: int | None, literals: Sequence[str], seed: int) -> None:
         from llguidance import LLMatcher, LLTokenizer
 
         self.matcher = LLMatcher(LLTokenizer("byte"), grammar)
-        self.literals, self.random, self.is_json = literals, Random(seed), is_json
+        self.literals, self.random, self.deep = literals, Random(seed), deep
         self.text, self.words = bytearray(), 0
         self._before: set[int] = set()  # bytes that could have been the last one
 
@@ -88,7 +91,7 @@ class _Walk:
                 allowed = {byte for byte in range(256) if mask >> byte & 1}
                 if not allowed or (self.text and matcher.is_accepting()):
                     return matcher.is_accepting() or matcher.is_stopped()
-                in_text = not self.is_json or (self.text.count(b'"') - self.text.count(b'\\"')) % 2
+                in_text = self.deep is None or (self.text.count(b'"') - self.text.count(b'\\"')) % 2
                 new = self._in_text(allowed) if in_text else bytes([self._between(allowed)])
                 self._before = allowed
             matcher.consume_tokens([*new])
@@ -107,14 +110,14 @@ class _Walk:
         is_more = ends == {*b"}"} and self._takes(name) and not self._takes(name + b'":')
         if last == b"[":
             is_more = bool(allowed - ends)
-        if ends and (depth > DEEP or not is_more):
+        if ends and (depth > (self.deep or 0) or not is_more):
             return min(ends)
         return next((one for one in b',"' if one in allowed), None) or self._character(allowed)
 
     def _in_text(self, allowed: set[int]) -> bytes:
         """End a string that may end, or add to it."""
         is_empty, is_name = self.text.endswith(b'"'), self._takes(b'":')
-        if self.is_json and QUOTE in allowed and not (is_empty and is_name):
+        if self.deep is not None and QUOTE in allowed and not (is_empty and is_name):
             if is_empty and not self.words and self._takes(WORDS):
                 self.words = len(self.text)
             return b'"'
