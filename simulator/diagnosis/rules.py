@@ -77,6 +77,10 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
         found[at] = name, one._replace(weight=min(one.weight, *before, 1.0))
     found.sort(key=lambda pair: (pair[0] not in LOST, -pair[1].weight))
     taken: dict[str, Advice] = {}
+    notes = [one for spec in record.specs.values() for one in spec.notes if "not start" in one]
+    if notes and not any(one.advice or name in SAID for name, one in found):
+        told = f"The server would not start: {notes[0].rpartition('; ')[2]}."
+        found.insert(0, ("server", Finding(1.0, told, E2EL, ())))
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
     return [_as_dict(*one) for one in findings if one[-1] or one[0] in SAID]
 
@@ -397,7 +401,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 
 LOST = ("rejected", "tries")
-SAID = (*LOST, "levels", "host", "unfair")  # whether or not a key helps, or another goes first
+SAID = (*LOST, "server", "levels", "host", "unfair")  # whether or not a key helps, or another first
 BEHIND = {"unfair": ("urgent",), "prefill_stalls": ("prefix_reuse", "levels")}
 """Rules that come after others which advise something: smaller steps may cost a level of TTFT."""
 FLEET = ("failures", "autoscaling", "wake_ups")

@@ -82,8 +82,7 @@ def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftCon
     parts = loaded(model, gpu, sizes)
     head = parts.head or parts.embedding
     own = parts.drafts + head * (method in ("eagle", "mtp"))
-    whole = sum(parts.layers) + head + parts.rest
-    return DraftConfig(fraction=min(own / whole, 1.0))
+    return DraftConfig(fraction=min(own / (sum(parts.layers) + head + parts.rest), 1.0))
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
@@ -93,9 +92,8 @@ def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBud
 
 def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> int:
     """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
-    changed = engine.model_copy(update=keys)
     with suppress(ValueError):
-        return memory_budget(changed, model, gpu).num_gpu_blocks
+        return memory_budget(engine.model_copy(update=keys), model, gpu).num_gpu_blocks
     return 0
 
 
@@ -187,8 +185,7 @@ def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:
     "": nothing that is known.
     """
     least = least_change(own, budget.model, budget.gpu)
-    changes = (_shortened(own, budget, least), least)
-    return " or ".join(filter(None, map(settings, changes)))
+    return " or ".join(filter(None, map(settings, (_shortened(own, budget, least), least))))
 
 
 def _shortened(

@@ -167,8 +167,7 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
         return ""
     return (
         f"vLLM would not start here on {budget.gpus} x {budget.gpu.name}: its log would say "
-        f'"{budget.refusal}"; it starts with '
-        f"{remedies(own, budget)}"
+        f'"{budget.refusal}"; it starts with {remedies(own, budget)}'
     )
 
 

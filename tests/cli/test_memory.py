@@ -118,6 +118,19 @@ def test_each_engine_refuses_in_its_own_words(engine, why, capsys):
     assert found["kv_cache_bytes"] == 0
 
 
+def test_a_run_of_a_server_that_would_not_start_ends_with_what_starts_it(tmp_path, capsys):
+    """It ended with: no knob needs turning."""
+    path = tmp_path / "s.yaml"
+    load = "{num_prompts: 5, request_rate: 1, input_len: 100, output_len: 9}"
+    text = f"model: gpt-oss-120b\ngpu: H100-80GB\nengine: vllm\nworkload: {load}\n"
+    path.write_text(f"{text}cost: {{kind: roofline}}\n")
+    assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    end = "The server would not start: it starts with engine.max_model_len="
+    assert end in told.partition("Diagnosis")[2]
+    assert "no knob needs turning" not in told
+
+
 @pytest.mark.parametrize(("engine", "said"), [("sglang", " (SGLang 0.5.23)\n"), ("vllm", "\n")])
 def test_an_answer_for_sglang_names_the_release_that_it_follows(engine, said, capsys):
     """Whose rules it has, whatever the user runs; vLLM's is the release that is asked for."""
