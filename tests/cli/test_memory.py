@@ -364,16 +364,6 @@ def test_an_eagle_head_is_read_by_its_config(capsys, tmp_path: Path) -> None:
     assert named["parts"]["drafts"] - less["parts"]["drafts"] == 16000 * 4096 * 2
 
 
-def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
-    place = tmp_path / "m.png"
-    words = ["--model", "llama-3.1-70b", "--gpu", "L4", "--out", str(place)]
-    assert main(["plot", "memory", *words]) == 0
-    assert "1 x L4 does not start: No available memory" in capsys.readouterr().out
-    assert place.stat().st_size > 10_000
-    assert main(["plot", "memory"]) == 2
-    assert "OUT_DIR: is missing" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -394,13 +384,6 @@ def test_blocks_are_those_of_the_pool(capsys, words: str) -> None:
         found["tokens"],
         found["max_concurrency"],
     )
-
-
-def test_prompts_beyond_a_step_are_refused_by_tensorrt_llm_alone(capsys) -> None:
-    """Its server starts: the longest prompt is that of a step."""
-    command = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 64 --max_num_tokens 8192"
-    assert main(["memory", "--command", command, "--gpu", "H100-80GB"]) == 0
-    assert "[MemUsageChange]" in capsys.readouterr().out
 
 
 def test_what_starts_a_server_is_sought_once(capsys, monkeypatch) -> None:

@@ -277,3 +277,20 @@ def test_drafts_take_a_part_of_each_token(capsys) -> None:
     assert figures(capsys, *words, "--speculative-config", drafts)["kv_bytes_per_token"] == (
         alone / 32 * 33
     )
+
+
+def test_prompts_beyond_a_step_are_refused_by_tensorrt_llm_alone(capsys) -> None:
+    """Its server starts: the longest prompt is that of a step."""
+    command = "trtllm-serve Qwen/Qwen3-8B --max_batch_size 64 --max_num_tokens 8192"
+    assert main(["memory", "--command", command, "--gpu", "H100-80GB"]) == 0
+    assert "[MemUsageChange]" in capsys.readouterr().out
+
+
+def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
+    place = tmp_path / "m.png"
+    words = ["--model", "llama-3.1-70b", "--gpu", "L4", "--out", str(place)]
+    assert main(["plot", "memory", *words]) == 0
+    assert "1 x L4 does not start: No available memory" in capsys.readouterr().out
+    assert place.stat().st_size > 10_000
+    assert main(["plot", "memory"]) == 2
+    assert "OUT_DIR: is missing" in capsys.readouterr().err

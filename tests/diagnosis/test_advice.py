@@ -167,7 +167,7 @@ def test_words() -> None:
     assert words(turn("a.b", 0.95, 0.9).as_dict()) == "lower a.b from 0.95 to 0.9"
     assert words(turn("a.b", False, True).as_dict()) == "set a.b to true (now false)"
     assert words(turn("a.b", None, "fp8").as_dict()) == "set a.b to fp8 (now null)"
-    assert words(turn("a.b", 1, 2, {"c": 4}).as_dict()) == "raise a.b from 1 to 2 and c to 4"
+    assert words(turn("a.b", 1, 2, {"c": 4}).as_dict()) == "raise a.b from 1 to 2 and set c to 4"
 
 
 def test_prompt_tokens_that_a_prefix_cache_would_know() -> None:

@@ -33,7 +33,7 @@ def test_an_ambiguous_gpu_is_not_guessed() -> None:
     what = "in the table; did you mean A100-40GB or A100-80GB or A100-40GB-PCIe"
     with pytest.raises(ValueError, match=rf"^gpu.name: no GPU 'A100' {what}\?$"):
         find_gpu("A100")
-    with pytest.raises(ValueError, match="or take A100-40GB, "):
+    with pytest.raises(ValueError, match="take a similar one, as A100-40GB, "):
         find_gpu("")
 
 

@@ -106,7 +106,7 @@ def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str
             tables.gpu,
             tensor_parallel_size=gpus,
             quantization=None if bytes_of(dtype) == HALF else dtype,
-            kv_cache_dtype=cache,
+            kv_cache_dtype="auto" if bytes_of(cache) == HALF else cache,
         )
     except ValueError:
         return False
