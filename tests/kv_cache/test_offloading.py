@@ -99,18 +99,22 @@ def test_leaps_change_nothing_and_nothing_is_left(load, blocks, kind, seats) -> 
     assert len(logs[0].requests) == len(load)
 
 
+def drafting(kind: type[HostDrafts], method: str, blocks: int, seats: int) -> HostDrafts:
+    """Blocks of 4 tokens, and three drafts for each decode, of which half are accepted."""
+    drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, acceptance=0.5)
+    manager = DraftBlocks(blocks, 4, True, HostTier(20, write_through=True))
+    options = {"max_num_seqs": seats, "max_num_batched_tokens": 32, "max_model_len": 64}
+    times = {"load_time": lambda n: 2.0 * n, "store_time": lambda n: 0.25 * n}
+    return made(kind, manager, speculation=drafts, **options, **times)
+
+
 @pytest.mark.parametrize("kind", [HostDrafts, AsyncHostDrafts])
 @pytest.mark.parametrize("method", ["ngram", "eagle", "draft_model"])
 def test_drafts_leave_nothing_behind(kind: type[HostDrafts], method: str) -> None:
     """Six prompts share beginnings, and one client leaves while its blocks come."""
-    drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, acceptance=0.5)
-    tier = HostTier(20, write_through=True)
-    manager = DraftBlocks(24, 4, True, tier)
-    options = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "max_model_len": 64}
-    times = {"load_time": lambda n: 2.0 * n, "store_time": lambda n: 0.25 * n}
-    one = made(kind, manager, speculation=drafts, **options, **times)
+    one = drafting(kind, method, blocks=24, seats=2)
     requests = [Request(k, 0.0, 21, 9, segments=((k % 3, 21),)) for k in range(6)]
-    tier.take(known_hashes(requests[5], 5, 4))
+    one.tier.take(known_hashes(requests[5], 5, 4))
     for request in reversed(requests):
         one.add(request)
     one.commit(one.schedule(0.0), [1.0])
@@ -123,6 +127,24 @@ def test_drafts_leave_nothing_behind(kind: type[HostDrafts], method: str) -> Non
     assert [request.generated for request in requests] == [9, 9, 9, 9, 9, 0]
     assert one.blocks.free == one.blocks.usable
     assert (one.kept_tokens, len(one.waiting), len(one.waiting.holding)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", [HostDrafts, AsyncHostDrafts])
+def test_who_loads_again_and_leaves_is_forgotten(kind: type[HostDrafts]) -> None:
+    """The second has 5 tokens when it is preempted; its client leaves as its blocks come back."""
+    one = drafting(kind, "ngram", blocks=16, seats=3)
+    requests = [Request(k, 0.0, 21, 20, segments=((k, 21),)) for k in range(4)]
+    for request in requests:
+        one.add(request)
+    for now in range(200):
+        step = one.schedule(float(now))
+        if requests[1] in one.waiting.holding:
+            one.cancel(requests[1])
+        if step.decodes or step.prefills:
+            one.commit(step, [now + 1.0])
+    assert [request.generated for request in requests] == [20, 5, 20, 20]
+    assert requests[1].preemptions == 1
+    assert (one._drafted, one._streams, one.blocks.free) == ({}, {}, one.blocks.usable)
 
 
 DRAFTS = "engine.speculative_config={num_speculative_tokens: 3, acceptance: 0.7, method: "

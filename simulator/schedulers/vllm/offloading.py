@@ -347,13 +347,10 @@ class Offloading(Scheduler):
     def cancel(self, request: Request) -> None:
         when = self.waiting.holding.get(request)
         self._ended.append(request)
+        super().cancel(request)
         if when is None:
-            super().cancel(request)
             return
-        self.waiting.remove(request)
-        self._deferred.discard(request)
         del self.waiting.holding[request], self._loaded[request]
-        self.running.forget(request)
         if when <= self._heard:
             self._let_go(request)
         else:
