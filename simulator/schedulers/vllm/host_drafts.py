@@ -36,18 +36,12 @@ class HostDrafts(Offloading, DraftWalk):
         self._start = min(request.computed, request.known - 1)
         return super()._take_up(step, request, budget)
 
-    def _lacks_room(self, step: Step, request: Request, hits: Sequence[int], tokens: int) -> bool:
+    def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> bool:
         ahead = self.blocks.lookahead
         self.blocks.lookahead = 0
-        lacks = super()._lacks_room(step, request, hits, tokens)
+        loads = super()._load(step, request, hits, count)
         self.blocks.lookahead = ahead
-        return lacks
-
-    def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> None:
-        ahead = self.blocks.lookahead
-        self.blocks.lookahead = 0
-        super()._load(step, request, hits, count)
-        self.blocks.lookahead = ahead
+        return loads
 
 
 class AsyncHostDrafts(HostDrafts, Ahead, AsyncDraftWalk):

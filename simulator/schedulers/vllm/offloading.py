@@ -198,10 +198,8 @@ class Offloading(Scheduler):
         elif not found:
             request.remote = 0  # as without a host, for this step
             self._asked.append(request)
-        elif self._lacks_room(step, request, hits, (len(hits) + found) * self.blocks.block_size):
+        elif not self._load(step, request, hits, found):
             return 0
-        else:
-            self._load(step, request, hits, found)
         return budget
 
     def _look_up(self, request: Request, hits: int) -> int | None:
@@ -228,9 +226,11 @@ class Offloading(Scheduler):
         spare += admission.watermark_blocks if running else 0
         return blocks.missing(tokens, hits) + spare > blocks.free
 
-    def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> None:
-        """Let a head take blocks and wait for what the host has for them."""
+    def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> bool:
+        """Let a head take blocks and wait for what the host has for them; False: no room."""
         tier, size, first = self.tier, self.blocks.block_size, len(hits)
+        if self._lacks_room(step, request, hits, (first + count) * size):
+            return False
         self.waiting.take()
         self.blocks.hold(request, hits, (first + count) * size)
         self.kept_tokens += request.computed
@@ -246,6 +246,7 @@ class Offloading(Scheduler):
         self._loaded[request] = count
         self.waiting.holding[request] = when
         self._passed_over.append(request)
+        return True
 
     def _take_up(self, step: Step, request: Request, budget: int) -> int:
         """Admit the head, whose blocks are there; return the tokens left, 0 if it must wait."""
