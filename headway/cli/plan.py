@@ -68,7 +68,8 @@ def plan(  # more than 80 lines: 50 are its options
         float | None, Parameter(help="least seconds of load in a run that decides [default: 600]")
     ] = None,
     max_duration: Annotated[
-        float | None, Parameter(help="seconds of load in the longest run [default: 2400]")
+        float | None,
+        Parameter(help="seconds in the longest run [default: 2400, or a longer --min-duration]"),
     ] = None,
     window: Annotated[
         float | None, silent("seconds of each stretch that must keep the levels; 3600: each hour")

@@ -80,6 +80,14 @@ def test_a_wrong_question_is_one_clear_error_and_no_file(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("least", "longest"), [(None, 2400), (100, 2400), (5000, 5000)])
+def test_the_longest_run_follows_the_least_that_is_longer(
+    scenario: Path, least: float | None, longest: float
+):
+    options = PlanOptions(["p99_ttft_ms<=9"], min_duration=least)
+    assert make_problem(scenario, options).criteria.max_seconds == longest
+
+
 def test_where_nothing_meets_the_bounds_the_runs_that_showed_it_are_kept(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ):
