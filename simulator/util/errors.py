@@ -1,5 +1,6 @@
 """What goes wrong on the user's side, told in one line each: `file:line: field: what is wrong`."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 
 
@@ -83,3 +84,8 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 class HeadwayWarning(UserWarning):
     """The result stands, but the user should know this."""
+
+
+def warn(text: str) -> None:
+    """Tell the user something that does not change what can be answered."""
+    warnings.warn(text, HeadwayWarning, stacklevel=3)

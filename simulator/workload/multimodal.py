@@ -1,6 +1,5 @@
 """Images and clips in prompts: how many, of how many tokens, and how often one comes again."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
 from simulator.util.config import NonNegativeFinite
-from simulator.util.errors import HeadwayWarning, MappingError
+from simulator.util.errors import MappingError, warn
 from simulator.util.from_mapping import from_mapping, parse_faults, raise_if, short_repr
 from simulator.workload import distributions as laws
 from simulator.workload.arrivals import Things
@@ -111,8 +110,7 @@ def insert(workload: Workload, media: list[Segments], more: Ints) -> None:
         short = np.maximum(more + 1 - text, 0)
         if short.any():
             what = f"images: prompts with fewer tokens than their images: {(short > 0).sum()}"
-            text_of = f"{workload.source}: {what}; raised by tokens: {short.sum():,}"
-            warnings.warn(text_of, HeadwayWarning, stacklevel=5)
+            warn(f"{workload.source}: {what}; raised by tokens: {short.sum():,}")
         text = np.maximum(text - more, 1)
     segments = workload.segments or [None] * len(workload)
     wholes = (parts or ((("in", i), int(text[i])),) for i, parts in enumerate(segments))

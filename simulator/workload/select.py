@@ -6,7 +6,6 @@ Turns of a session go with their predecessor: one whose predecessor is left out 
 since its prompt would hold an answer that nobody gave.
 """
 
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -17,7 +16,7 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
-from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
+from simulator.util.errors import HeadwayError, MappingError, warn
 from simulator.util.from_mapping import Field
 from simulator.workload.workload import COLUMNS, MAX_KEPT_REQUESTS, Floats, Ints, Workload
 
@@ -100,8 +99,7 @@ def take(workload: Workload, rows: Ints) -> Workload:
             break
         rows = rows[~orphan]
     if len(rows) < wanted:
-        text = f"{wanted - len(rows)} turns of sessions are left out with the turn before them"
-        warnings.warn(text, HeadwayWarning, stacklevel=3)
+        warn(f"{wanted - len(rows)} turns of sessions are left out with the turn before them")
     part = workload.rows(rows)
     if part.segments:
         part.segments = renumbered(part.segments, place)
@@ -155,7 +153,7 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
     if played.after is not None:
         played.after = np.where(played.after < 0, -1, played.after + turn * n)
     if workload.segments:
-        warnings.warn(f"{SAME_PROMPTS}: {times - 1} times", HeadwayWarning, stacklevel=3)
+        warn(f"{SAME_PROMPTS}: {times - 1} times")
         places = (np.arange(n + 1) + k * n for k in range(times))
         played.segments = [p for place in places for p in renumbered(workload.segments, place)]
     return played
@@ -172,7 +170,7 @@ def _drop_long(workload: Workload, longest_in: int | None, longest_out: int | No
         fine &= ~long
         if long.any():
             text = f"{name}: {long.sum()} of {len(workload)} requests are longer than {longest} "
-            warnings.warn(f"{text}tokens and are left out", HeadwayWarning, stacklevel=3)
+            warn(f"{text}tokens and are left out")
     return workload if fine.all() else take(workload, np.flatnonzero(fine))
 
 
@@ -226,10 +224,9 @@ def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
         if first is not None:
             period = (last - first) * (1 + 1 / max(count - chosen.skip - 1, 1))
     if again:
-        warnings.warn(f"{SAME_PROMPTS}: {again} times", HeadwayWarning, stacklevel=2)
+        warn(f"{SAME_PROMPTS}: {again} times")
     if long:
-        text = f"max_input_len, max_output_len: longer requests, which are left out: {long}"
-        warnings.warn(text, HeadwayWarning, stacklevel=2)
+        warn(f"max_input_len, max_output_len: longer requests, which are left out: {long}")
 
 
 def rechunk(parts: Iterator[Workload], size: int) -> Iterator[Workload]:

@@ -1,6 +1,5 @@
 """What a trace asks for and a scenario does not simulate: told, never dropped without a word."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Media
-from simulator.util.errors import HeadwayWarning, printable
+from simulator.util.errors import printable, warn
 from simulator.workload.workload import Ints, Workload
 
 MOST_NAMED = 3  # models
@@ -45,17 +44,17 @@ def warn_of_limits(workload: Workload, engine: EngineConfig, total: int = 0) -> 
     if engine.multimodal_config is None and has_media(workload):
         text = f"{workload.source}: prompts have images or clips, whose tokens are taken as text"
         without = "engine.multimodal_config simulates their encoder"
-        warnings.warn(f"{text}; {without}", HeadwayWarning, stacklevel=3)
+        warn(f"{text}; {without}")
     if over:
         some = f"of the first {len(workload):,} requests, " if total > len(workload) else ""
-        warnings.warn(f"{some}{said}: the engine rejects them", HeadwayWarning, stacklevel=3)
+        warn(f"{some}{said}: the engine rejects them")
 
 
 def warn_of_images(source: str, images: Ints | int | None) -> None:
     """Warn of images without a size, by how many each request has, or all have."""
     if images is not None and (count := int(np.sum(images))):
         text = f"{source}: images: {count}, whose sizes nothing tells: not simulated"
-        warnings.warn(f"{text}; workload.multimodal draws them", HeadwayWarning, stacklevel=4)
+        warn(f"{text}; workload.multimodal draws them")
 
 
 def most_asked(asked: Counter[str]) -> str:
@@ -70,8 +69,7 @@ def warn_of_models(source: str, models: Iterable[str] | Mapping[str, int]) -> No
     asked = Counter(models)
     if len(asked) < 2:
         return
-    text = f"{source}: requests ask for several models: {most_asked(asked)}; one serves all"
-    warnings.warn(text, HeadwayWarning, stacklevel=4)
+    warn(f"{source}: requests ask for several models: {most_asked(asked)}; one serves all")
 
 
 def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
@@ -80,4 +78,4 @@ def warn_of_adapters(source: str, models: Iterable[str], own: str) -> None:
     if not asked[""]:
         text = f"{source}: no request asks for {own}: each name is taken as an adapter"
         text += f": {most_asked(asked)}; if one is the served model's, write base for it"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        warn(text)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
 from math import ceil
@@ -12,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, warn
 from simulator.util.files import write_atomic
 from simulator.workload.describe import shared_prefix_tokens
 from simulator.workload.unused import has_media
@@ -72,12 +71,10 @@ def _warn_lost_sharing(path: Path, before: float) -> None:
     again = Workload(times, table.prompt, table.output, segments=table.segments)
     after = (shared_prefix_tokens(again) or 0) / again.total_input
     if before - after > NOTICEABLE:
-        warnings.warn(
+        warn(
             f"{path}: {after:.1%} of its input tokens are a prefix of an earlier prompt, before "
             f"they were {before:.1%}: an id has {BLOCK} tokens, so shorter shared prefixes "
             "are lost",
-            HeadwayWarning,
-            stacklevel=3,
         )
 
 

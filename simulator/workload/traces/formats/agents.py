@@ -12,7 +12,6 @@ which the tools ran. Its prompt begins with as much of the one before it as was 
 prompts of all sessions begin alike for so long.
 """
 
-import warnings
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, warn
 from simulator.util.from_mapping import short_repr
 from simulator.workload.prefixes import first_tokens
 from simulator.workload.traces.documents import Row, flat, json_objects, objects_of, rows
@@ -129,8 +128,7 @@ class Recording:
         """Return the table: who waits for nobody comes at its time, or in its lane."""
         calls, path = self.calls, self.problems.path
         if several := sum(len(call.waits) > 1 for call in calls):
-            text = f"{path}: {several} requests wait for several answers; the last named counts"
-            warnings.warn(text, HeadwayWarning, stacklevel=4)
+            warn(f"{path}: {several} requests wait for several answers; the last named counts")
         after = np.array([call.waits[-1] if call.waits else -1 for call in calls], np.int64)
         delay = np.array([call.delay if call.waits else 0.0 for call in calls])
         time = np.array([nan if call.waits else call.start for call in calls])

@@ -8,7 +8,6 @@ adds to the conversation so far, not the whole prompt.
 LLMServingSim's times are in ns, and its ids those of blocks of prompt and output together.
 """
 
-import warnings
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import warn
 from simulator.workload.traces.documents import Row, flat, rows
 from simulator.workload.traces.fields import has_requests, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
@@ -149,11 +148,9 @@ def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
             repeating += bool(turn.segments and first and turn.segments[0] == first[0])
             _prepend_history(turns, last, i)
     if repeating:
-        warnings.warn(
+        warn(
             f"session_turns: {repeating} later turns begin like their session; if every line "
             "has its whole prompt, say session_turns: whole",
-            HeadwayWarning,
-            stacklevel=4,
         )
     return after
 

@@ -4,24 +4,15 @@ CSV, Parquet, a JSON object a line, or one JSON text with a list of objects. Tim
 unless the name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds or less since 1970.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces import fields
+from simulator.util.errors import HeadwayError, warn
+from simulator.workload.traces import documents, fields
 from simulator.workload.traces.csv_columns import header, json_keys, json_rows, read_csv
-from simulator.workload.traces.documents import (
-    Item,
-    first_line,
-    flat,
-    json_objects,
-    objects_of,
-    parquet_names,
-    parquet_rows,
-)
+from simulator.workload.traces.documents import Item, flat
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.records import Records
 
@@ -36,7 +27,7 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
         sources["warm"] = sources["cached"]
     told = [name for source in (sources or {}).values() for name in source.names]
     cells = {name.partition(".")[0] for name in told if "." in name}
-    number, line = (1, "{") if parquet_names(path) else first_line(path)
+    number, line = (1, "{") if documents.parquet_names(path) else documents.first_line(path)
     if line[0] not in "{[" and not json_keys(path, header(line), cells):
         found = _by_names(header(line), f"{path}:{number}", sources)
         return read_csv(path, form, found, named=named)
@@ -67,18 +58,17 @@ def _by_names(names: Sequence[str], place: str, told: fields.Sources | None) -> 
         used = fields.used_as(told)
         sources = {f: one for f, one in left.items() if one.names[0] not in used} | dict(told)
         if "arrival" in fields.lacks(sources):
-            text = f"{place}: no column of arrivals is named (arrival=): all requests come at once"
-            warnings.warn(text, HeadwayWarning, stacklevel=3)
+            warn(f"{place}: no column of arrivals is named (arrival=): all requests come at once")
     fields.check_needed(sources if told is None else {"arrival", *sources}, place)
     return sources
 
 
 def json_requests(path: Path, problems: Problems, needed: Sequence[str] = ()) -> Iterator[Item]:
     """Yield the objects of a file, flat, with their lines; one with a key of `needed` is one."""
-    if parquet_names(path):
-        yield from ((number, flat(row)) for number, row in parquet_rows(path))
+    if documents.parquet_names(path):
+        yield from ((number, flat(row)) for number, row in documents.parquet_rows(path))
         return
-    for line, one in json_objects(path, problems, partial(_requests_in, needed=needed)):
+    for line, one in documents.json_objects(path, problems, partial(_requests_in, needed=needed)):
         yield from ((line, flat(request)) for request in _in_page(one, needed))
 
 
@@ -93,7 +83,7 @@ def _in_page(values: dict[str, Any], needed: Sequence[str]) -> list[dict[str, An
     lists = [key for key in lists_of_objects(values) if _is_one(flat(values[key][0]), needed)]
     if not lists or _is_one(flat(values), needed):
         return [values]
-    return [one for key in lists for one in objects_of(values, key)]
+    return [one for key in lists for one in documents.objects_of(values, key)]
 
 
 def _is_one(values: Mapping[str, object], needed: Sequence[str]) -> bool:
