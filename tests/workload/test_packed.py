@@ -41,6 +41,7 @@ def zstd(data):
         bz2.compress,
         lzma.compress,
         lambda data: zipped(data, "log/", "__MACOSX/._t.csv", "t.csv"),
+        lambda data: zipped(data, "README.md", "log/LICENSE", "log/t.csv"),
         zstd,
         lambda data: zstd(data[:40]) + zstd(data[40:]),
         lambda data: data.decode().encode("utf-16"),

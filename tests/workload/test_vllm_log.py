@@ -60,7 +60,8 @@ def test_answers_that_are_logged_and_requests_that_were_aborted(put):
     assert (
         said[0] == "1 request left out: failed or cancelled when recorded, or without output tokens"
     )
-    assert said[1].endswith("as long as it allows: 1")
+    assert said[1] == "requests that were cancelled when recorded: 1"
+    assert said[2].endswith("as long as it allows: 1")
 
 
 @pytest.mark.parametrize(

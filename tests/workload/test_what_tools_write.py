@@ -1,12 +1,16 @@
 """What exports of tools in use say of a load in columns of their own, and what runs lack."""
 
 import json
+import re
 import warnings
 
 import pytest
 
 from headway.cli.main import main
 from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.read import read_table
 from tests.workload.test_ledger import HEAD, told
 from tests.workload.test_what_is_left_out import AGAIN, langfuse
 
@@ -118,3 +122,123 @@ def test_a_value_before_a_bracket(put):
     line += "priority=None), out={{'meta_info': {{'prompt_tokens': 9, 'completion_tokens': 5}}}}\n"
     work, _ = told(put(line.format(0) + line.format(1)))
     assert (work.prompt_tokens.tolist(), work.model) == ([9, 9], None)
+
+
+def rows(head, *cells):
+    """Return a table of 20 requests, half a second apart but for what `cells` say."""
+    return f"{head}\n" + "".join(f"{','.join(str(one(k)) for one in cells)}\n" for k in range(20))
+
+
+def nine(_):
+    return 9
+
+
+@pytest.mark.parametrize(
+    ("name", "time", "said"),
+    [
+        ("arrival", lambda k: 50 * k, "one request in 50 s, if its times are seconds; .*:ms"),
+        ("arrival", lambda k: 3 * k, "one request in 3 s, if its times are seconds; .*:ms"),
+        ("arrival", lambda k: 20.5 * k, "one request in 20.5 s, if its times are seconds"),
+        ("arrival_s", lambda k: 50 * k, ""),
+        ("arrival", lambda k: 0.5 * k, ""),
+        ("arrival", lambda k: 1772359200 + 3 * k, ""),
+    ],
+)
+def test_a_clock_without_a_unit_is_told(put, name, time, said):
+    """Whole numbers may be ms, however close they are; dates and told units are none of these."""
+    text = rows(f"{name},input_tokens,output_tokens", time, nine, nine)
+    _, warned = told(put(text, "log.csv"))
+    assert len(warned) == bool(said)
+    assert not said or re.search(said, warned[0])
+    _, warned = told(put(text, "log.csv"), columns=f"arrival={name}:s")
+    assert not warned
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("t (min)", 60), ("t_hours", 3600), ("t_millis", 1e-3), ("t_minutes", 60), ("t_usec", 1e-6)],
+)
+def test_units_that_a_name_ends_in(put, name, last):
+    text = f"{name},input_tokens,output_tokens\n0,9,5\n1,9,5\n"
+    work, _ = told(put(text, "log.csv"), columns=f"arrival={name}")
+    assert work.arrival[-1] == pytest.approx(last)
+
+
+def test_the_least_latency_is_no_latency_in_minutes(put):
+    table = read_table(put(f"{HEAD},latency_min\n0,9,5,2\n", "log.csv"), None, {})[0]
+    assert table.measured is None
+
+
+def test_seconds_that_a_mooncake_trace_counts_as_ms(put):
+    line = '{{"timestamp": {}, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}}\n'
+    path = put("".join(line.format(k) for k in range(20)), "moon.jsonl")
+    assert "1,000 requests/s, if its times count ms; if not, say so: time_unit: s" in told(path)[1]
+    assert not told(path, time_unit="s")[1]
+
+
+def test_conversations_of_sharegpt_may_have_times(put):
+    """A time that nobody read would let all come at once."""
+    talk = [{"value": "x" * 40}, {"value": "y" * 40}]
+    some = [{"id": "a", "timestamp": 2.5 * k, "conversations": talk} for k in range(3)]
+    work, said = told(put(json.dumps(some)), chars_per_token=4)
+    assert (work.arrival.tolist(), said) == ([0, 2.5, 5], [])
+
+
+def test_a_project_of_langsmith_is_no_conversation(put):
+    text = "run_type,session_id,start_time,prompt_tokens,completion_tokens\n"
+    text += "".join(f"llm,p,2026-03-01T10:00:0{k},9,5\n" for k in range(3))
+    work, said = told(put(text, "runs.csv"))
+    assert (work.client, said) == (None, [])
+
+
+def test_helicones_delay_is_how_long_a_request_took(put):
+    text = (
+        "request_created_at,prompt_tokens,completion_tokens,delay_ms\n2026-03-01T10:00:00,9,5,900\n"
+    )
+    table = read_table(put(text, "helicone.csv"), None, {})[0]
+    assert table.measured.e2el.tolist() == [0.9]
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("prefix_len", 4, "requests whose prefix has no name, so they share none here .*: 1"),
+        ("shared_prefix_id", 0, "begin with a prefix of unknown length, and share none"),
+        ("context_id", "a", "begin with a prefix of unknown length, and share none"),
+        ("retry_of", "r1", "were tried again"),
+        ("rejected", "true", "1 request left out"),
+        ("is_valid", "false", "1 request left out"),
+        ("method", "POST", ""),
+        ("", "7", ""),
+    ],
+)
+def test_columns_that_change_a_load_and_two_that_do_not(put, column, cell, said):
+    _, warned = told(put(f"{HEAD},{column}\n0,9,5,\n1,9,5,{cell}\n", "log.csv"))
+    assert len(warned) == bool(said), warned
+    assert not said or re.search(said, warned[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"data": [{"traceID": "0", "spans": []}]}', "is Jaeger's or Tempo's own JSON"),
+        ('{"took": 3, "hits": {"hits": [{"_source": {"a": 1}}]}}', "an answer of Elasticsearch"),
+        ('{"events": [{"message": "{}"}]}', "is events of CloudWatch"),
+        ('{"time": "", "category": "RequestResponse"}', "Azure OpenAI's diagnostic log"),
+        ("sep=;\narrival;prompt_tokens\n", "Excel's sep= or a comment: delete it"),
+        ("# of March\narrival,prompt_tokens\n", "Excel's sep= or a comment: delete it"),
+        (f"{HEAD}\n0,1.100,5\n", "its dot may mark thousands; write it without one"),
+        ("timestamp,input_tokens,output_tokens\n10:00:00,9,5\n", "is not a date and time as"),
+        ("timestamp,input_tokens,output_tokens\n1900-01-01 00:00:00,9,5\n", "is the year 1899"),
+        ('{"input_lens": [9], "output_lens": [5], "request_rate": 4.0}', "do by --save-detailed"),
+    ],
+)
+def test_what_a_file_is_or_lacks_is_named(put, text, said):
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(text))
+    assert said in str(caught.value)
+
+
+def test_a_latency_that_is_hardly_of_seconds(put):
+    _, said = told(put(rows("arrival_s,input_tokens,output_tokens,tpot", nine, nine, nine, nine)))
+    assert any("tpot: half of the requests take more than 1 s, if it counts" in one for one in said)

@@ -26,7 +26,7 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     for form in (FORMATS["requests"],) if packed else FORMATS.values():
         if form.detect(head):
             return form.name
-    begins = " ".join(head.first) or line[:5000]
+    begins = " ".join((*head.first, line[:5000]))
     for pattern, what in NO_REQUESTS.items():
         if re.search(pattern, begins):
             raise HeadwayError(f"{path}:{number}: format: {what}")

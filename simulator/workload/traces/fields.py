@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,10 @@ import numpy.typing as npt
 from simulator.util.errors import HeadwayError, did_you_mean
 from simulator.util.yaml_lines import read_own
 
-UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-"""Of times, by the end of a column's name: how many there are in a second."""
-
-
 NAMES: Any = read_own(Path(__file__).with_name("names.yaml"))
 """What people call things: every name that this package looks for in a file of no format's own."""
+UNITS: dict[str, float] = NAMES["units"]
+"""Of times, by the end of a column's name: how many there are in a second."""
 PATTERNS = {name: re.compile(pattern) for name, pattern in NAMES["patterns"].items()}
 SENT = NAMES["sent"].split()
 CLOCKS, COUNTS, WORDS, PRIORITY, SPANS = (
@@ -97,6 +96,7 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     }
     for field, spellings in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
+        ends = [end for end in ends if end != "_min" or field in CLOCKS]  # else the least of some
         there = [(w + end, end[1:]) for w, end in product(spellings, ends) if w + end in known]
         there = there if field in SEVERAL else there[:1]
         if there:
@@ -171,7 +171,7 @@ def _source(field: str, name: str) -> Source:
         return source(column, unit=unit)
     if field not in {*CLOCKS, *SPANS}:
         return source(name)
-    ending = re.search(r"[ _(\[](sec|seconds|s|ms|us|ns)[)\]]?$", name, re.IGNORECASE)
+    ending = re.search(rf"[ _(\[]({'|'.join(UNITS)})[)\]]?$", name, re.IGNORECASE)
     return source(name, unit=ending[1].lower() if ending else None)
 
 
@@ -213,7 +213,7 @@ def propose(names: Iterable[str], option: str, length: int) -> str:
 def plain_words(name: str) -> str:
     """Write a name in lower case, with `_` between its words."""
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
-    return re.sub(r"[^a-z0-9]+", "_", words).rstrip("_")
+    return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
 
 
 def units_in(number: float) -> float:
@@ -227,7 +227,7 @@ def units_in(number: float) -> float:
 def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str] | None:
     """Return the place of a time that no request can have come at, and why; None: there is none.
 
-    A time after 2100 that another unit puts after 2000, or one before 1980 among such dates.
+    A time after 2100, or before 1970, or one before 1980 among dates after 2000.
     """
     seconds = times / per_second
     dated = (seconds > DATES[0]) & (seconds < DATES[1])
@@ -239,9 +239,9 @@ def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str]
                 others = "others are of this century"
                 return k, what + (others if dated.any() else f"say arrival=NAME:{unit}")
         return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}"
-    if dated.any() and (early := np.flatnonzero(seconds < EARLIEST)).size:
-        k = int(early[0])
-        return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}, others after 2000"
+    for k in np.flatnonzero(seconds < (EARLIEST if dated.any() else 0))[:1].tolist():
+        others = ", others after 2000" if dated.any() else ""
+        return k, f"{times[k]} is the year {1970 + floor(seconds[k] / 31_556_952)}{others}"
     return None
 
 

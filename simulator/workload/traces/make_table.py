@@ -1,6 +1,5 @@
 """Whole columns of requests become a table: lengths, times, what prompts share, and notes."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, warn
 from simulator.workload.prefixes import prefix_columns, read_prefixes
 from simulator.workload.select import renumbered
 from simulator.workload.traces.fields import NOTED, SPANS, plain_words
@@ -23,7 +22,8 @@ from simulator.workload.workload import Floats, Ints
 
 UNTOLD = {"client": "unknown", "conversation": "unknown"}
 """What a request that names none has there, where others do."""
-LONG = 120.0  # s that half of the requests take: hardly the unit that was meant
+LONG = {"ttft": 30.0, "tpot": 1.0, "e2el": 120.0, "decode": 120.0}
+"""s that half of the requests take, hardly in the unit that was meant."""
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
 Columns = dict[str, Any]  # arrays of numbers, lists of words
 
@@ -66,8 +66,7 @@ def make_table(
     table = _rows(part, units)
     table.ledger, table.rows, table.line = ledger, kept, place[kept]
     if empty := int((table.prompt < 1).sum()):
-        text = f"{path}: {empty} prompts of no tokens are taken as of one"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        warn(f"{path}: {empty} prompts of no tokens are taken as of one")
         table.prompt = np.maximum(table.prompt, 1)
     table.failed = unread + len(output) - len(answered)
     if table.measured is not None:
@@ -261,16 +260,19 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 "; nothing says which prompts share them, so none do here: name prefix=, or "
                 f"cached={names['cached']} lets all begin alike",
             )
-    for field in ("ttft", "e2el", "decode") if table.measured is not None else ():
+    for field, long in LONG.items() if table.measured is not None else ():
         spent = _span_of(field, columns)
         spent = spent[~np.isnan(spent)]
-        if field in names and len(spent) and np.median(spent) > LONG:
+        if field in names and len(spent) and np.median(spent) > long:
             name = names[field]
             table.ledger.note(
-                f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
+                f"{name}: half of the requests take more than {long:g} s, if it counts seconds; "
                 f"{field}={name}:ms says that it does not"
             )
     by_group = "prefix_tokens" in columns and "prefix_request" not in columns
+    if by_group and "prefix" not in columns and (begun := (columns["prefix_tokens"] > 0).sum()):
+        text = "requests whose prefix has no name, so they share none here (prefix= names it)"
+        table.ledger.note(f"{names['prefix_tokens']}: {text}", int(begun))
     if "conversation" in columns:
         name, every = names["conversation"], zip(columns["conversation"], alone, strict=True)
         told = f"; they come at their recorded times, and share nothing but with prefix={name}"

@@ -22,6 +22,7 @@ NO_GENERATION, UNFINISHED, ENDED = (
 )
 FINISHED = re.compile(rf"{YES}|{UNSAID}|({ENDED}).*")
 CALLED = re.compile(rf"^((get|post|put|head) )?[^\s{{\"]*/({'|'.join(NAMES['called'].split())})\b")
+CANCELLED = re.compile(r"cancel|abort|disconnect|closed|^499\b|^dc$")
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
@@ -62,6 +63,12 @@ def unknown_words(words: Words) -> Iterator[tuple[str, str, int]]:
 def failures(words: Words, size: int) -> Flags:
     """Return which requests failed, by what is said of errors, success, finish and status."""
     return _any(words, {field: KNOWN[field][0].search for field in JUDGED}, size)
+
+
+def cancelled(words: Words, size: int) -> Flags:
+    """Return which requests their clients gave up, by what is said in the same fields."""
+    checks = dict.fromkeys(JUDGED, CANCELLED.search)
+    return _any(words, checks | {"cancelled": KNOWN["cancelled"][0].search}, size)
 
 
 def apart(words: Words, size: int) -> dict[str, Flags]:

@@ -5,10 +5,11 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from simulator.util.environment import need_package
@@ -21,6 +22,10 @@ PACKERS, OTHERS = (
 )
 """How packed files begin, and by what they are packed; how files begin that are not read."""
 OPEN: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
+BESIDE = re.compile(
+    r"^__MACOSX|(^|/)(\.|(readme|licen[sc]e|notice|changelog)[^/]*$)", re.IGNORECASE
+)
+"""Names of files in an archive that are not the one meant."""
 TAR = b"ustar"
 MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -107,7 +112,7 @@ def _open(path: Path, raw: IO[bytes], packer: str) -> Any:
 def _open_zip(path: Path, raw: IO[bytes]) -> Any:
     archive = zipfile.ZipFile(raw)
     names = [one for one in archive.namelist() if not one.endswith("/")]
-    files = [n for n in names if not n.startswith("__MACOSX") and PurePosixPath(n).name[:1] != "."]
+    files = [n for n in names if not BESIDE.search(n)]
     if "xl/workbook.xml" in names:
         raise HeadwayError(f"{path}: is a workbook of Excel; write its table as CSV (UTF-8)")
     if len(files) != 1:

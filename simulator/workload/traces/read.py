@@ -5,7 +5,6 @@ takes for the file. Requests may be out of order within two pieces that follow o
 """
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, warn
 from simulator.workload.select import join, session_starts, take
 from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import header, json_keys
@@ -34,7 +33,7 @@ OPTIONS = (
 )
 BY_CLOCK: Mapping[str, str] = NAMES["by clock"]
 """What of a run its file of requests does not carry."""
-RUSH = 1e5  # requests/s: hardly the unit that was meant
+RUSH = 500.0  # requests/s: hardly the unit that was meant
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
 
@@ -118,10 +117,9 @@ def warn_of_losses(path: Path, failed: int, ledger: Ledger) -> None:
     if failed:
         some = "1 request" if failed == 1 else f"{failed} requests"
         which = "failed or cancelled when recorded, or without output tokens"
-        text = f"{path}: {some} left out: {which}"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        warn(f"{path}: {some} left out: {which}")
     for text in ledger.warnings():
-        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
+        warn(f"{path}: {text}")
 
 
 def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
@@ -130,13 +128,12 @@ def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
     if "decode_slowed_time" not in ledger.idle:
         return
     if path.name.startswith("part-"):
-        text = f"{path}: what prompts share, clients and models are not in tables of --tables-in"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        warn(f"{path}: what prompts share, clients and models are not in tables of --tables-in")
     beside = path.parent / "scenario.yaml"
     text = beside.read_text("utf-8", "replace") if beside.is_file() else ""
     for key, why in BY_CLOCK.items():
         if had := re.search(rf"^ +({key})(?!: (?:null|\[\]|\{{\}}))", text, re.MULTILINE):
-            warnings.warn(f"{path}: its run had {had[1]}: {why}", HeadwayWarning, stacklevel=4)
+            warn(f"{path}: its run had {had[1]}: {why}")
 
 
 def workload_of(table: Table, arrival: Floats, source: str) -> Workload:
@@ -156,8 +153,8 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     rate = (timed.sum() - 1) / max(np.ptp(arrival[timed]), 1e-9)
     if timed.sum() > 2 and rate > RUSH and arrival[timed].any():
         unit = next((name for name, size in UNITS.items() if size == table.per_second), "its unit")
-        text = f"{path}: {rate:,.0f} requests/s, if its times count {unit}: is that their unit?"
-        warnings.warn(text, HeadwayWarning, stacklevel=3)
+        told = "time_unit: s" if "time_unit" in FORMATS[form].options else "arrival=NAME:s"
+        warn(f"{path}: {rate:,.0f} requests/s, if its times count {unit}; if not, say so: {told}")
     workload = workload_of(table, arrival, f"{path.name} ({form})")
     early = _early(arrival[timed])
     _warn_of_order(path, early)
@@ -172,8 +169,7 @@ def _early(times: Numbers) -> int:
 
 def _warn_of_order(path: Path, early: int) -> None:
     if early:
-        text = f"{path}: requests earlier than one before them: {early}; sorted by arrival"
-        warnings.warn(text, HeadwayWarning, stacklevel=4)
+        warn(f"{path}: requests earlier than one before them: {early}; sorted by arrival")
 
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")

@@ -24,22 +24,21 @@ from simulator.workload.traces import values as cells
 from simulator.workload.traces.format import Format, Numbers, Problems, Table
 from simulator.workload.traces.ledger import BESIDE, is_told, sort_columns
 from simulator.workload.traces.make_table import UNTOLD, Columns, make_table, pick
-from simulator.workload.traces.outcomes import JUDGED, apart, failures, unknown_words
+from simulator.workload.traces.outcomes import JUDGED, apart, cancelled, failures, unknown_words
 from simulator.workload.workload import Ints
 
 WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media", "request_id")
 CHANGING = {*fields.NAMES["changing"].split(), *JUDGED, *fields.NOTED}
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
-THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 SHOWN = 3  # words
 SHEET = (36_526, 73_050)  # 2000 and 2100, days of spreadsheets
 TIMED_OUT = (
     "finish_reason: requests that their clients gave up, which ask for all their tokens here; a "
     "cluster.client with the timeout of that run gives them up again"
 )
-TICK = 10  # s: a clock of such steps has others
-SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
+FEW = 9  # times, as people write them by hand
+SLOW = 10.0  # s from one request to the next, on average: perhaps not the unit that was meant
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Records:
 
     def meet(self, names: Sequence[str], lists: Set[str] = frozenset()) -> None:
         """Note names of columns; of those not asked for, take the fields that change a load."""
-        self.names |= dict.fromkeys(names)
+        self.names |= dict.fromkeys(filter(None, names))  # an index of pandas has no name
         taken = {name for source in self.sources.values() for name in source.names} | {
             *self.form.beside
         }
@@ -138,6 +137,9 @@ class Records:
         for field, word, count in unknown_words(words):
             self.strange.setdefault(field, Counter())[word] += count
         beside, failed = apart(words, size), failures(words, size)
+        if self.sources.keys().isdisjoint({"asked", "cancel_after"}):  # these hang up again
+            given_up = int((failed & cancelled(words, size)).sum())
+            self.problems.notes["requests that were cancelled when recorded"] += given_up
         self.beside.update({name: int(mask.sum()) for name, mask in beside.items()})
         aside = np.logical_or.reduce([*beside.values(), np.zeros(size, np.bool_)])
         if (failed | aside).any():
@@ -213,10 +215,10 @@ class Records:
             return
         if not gap and times[0]:
             yield "is the same of each request: all come at once"
-        whole = per_second == 1.0 and not (times % 1).any()
-        if whole and (gap > SLOW or np.gcd.reduce(times.astype(np.int64)) >= TICK < gap):
-            said = f"one request in {gap:,.0f} s, if its times are seconds"
-            yield f"{said}; arrival={name}:ms says that they are not"
+        vague = len(times) < FEW or (times % 1).any()
+        if per_second == 1.0 and most < fields.DATES[0] and gap > (SLOW if vague else 0.99):
+            said = f"one request in {round(gap, 1):,g} s, if its times are seconds"
+            yield f"{said}; arrival={name}:ms says that they are not, :s that they are"
         if per_second == 1.0 and SHEET[0] < least and most < SHEET[1] and gap % 1:
             yield "are a spreadsheet's dates, if it counts days: export them as 2026-03-01 10:00:00"
 
@@ -280,7 +282,7 @@ class Records:
             what = cells.WHOLE + " (tokens)" * (field in ("prompt", "output", "max_tokens"))
             found = cells.counts(values, tell, least, what)  # -1: where Parquet has no cell
             for k, value in enumerate(values if self.dotted else ()):
-                if isinstance(value, str) and THOUSANDS.fullmatch(value.strip()):
+                if isinstance(value, str) and cells.THOUSANDS.fullmatch(value.strip()):
                     tell(k, f"{value!r}: its dot may mark thousands; write it without one")
             if field in fields.NEEDED and (found == cells.LARGEST).any():
                 _need(values, f"is not {what}", tell)

@@ -31,7 +31,8 @@ STAMPS = re.compile(
 DECIMALS = re.compile(r"(?:\d+(?:\.\d*)?,)++", re.ASCII)
 """Numbers, among which no date needs to be looked for."""
 # What looks like a date, be it one that can be read or not.
-DATED = re.compile(r"\s*\d+[-/.]\d+[-/.]\d")
+DATED = re.compile(r"\s*(\d+[-/.]\d+[-/.]\d|\d+:\d\d|[A-Z][a-z]{2},? )")
+THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 
 
 def counts(values: Sequence[object], tell: Tell, least: float = 0.0, what: str = WHOLE) -> Ints:
@@ -42,7 +43,10 @@ def counts(values: Sequence[object], tell: Tell, least: float = 0.0, what: str =
     whole = np.isfinite(found) & (found == np.floor(found)) & (np.abs(found) < LARGEST)
     for k in np.flatnonzero(~(whole & (found >= least)) & ~np.isnan(found)).tolist():
         less = "is negative" if whole[k] and found[k] < least else f"is not {what}"
-        tell(k, f"{short_repr(values[k])} {less}")
+        dot = ": its dot may mark thousands; write it without one"
+        tell(
+            k, f"{short_repr(values[k])} {less}{dot if THOUSANDS.fullmatch(str(values[k])) else ''}"
+        )
     return np.where(whole, found, LARGEST).astype(np.int64)
 
 

@@ -5,22 +5,15 @@ requests that they sent; where these are not objects in a list, a function finds
 texts of `vllm bench serve`, its custom one and ShareGPT, have no times.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, warn
+from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import read_csv
-from simulator.workload.traces.documents import (
-    flat,
-    items,
-    json_objects,
-    json_values,
-    read_text,
-    rows,
-)
+from simulator.workload.traces.documents import flat
 from simulator.workload.traces.format import Format, Problems, Table, reader
 from simulator.workload.traces.formats.named import json_requests
 from simulator.workload.traces.ledger import AT_THEIR_TIMES
@@ -69,8 +62,8 @@ def sglang(path: Path, problems: Problems) -> Iterator[Found]:
 
 def guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
     """Yield the requests of a benchmark, or of all in the file, one after the other."""
-    text = read_text(path)
-    whole = [value for _, value in json_values(path, text)]
+    text = documents.read_text(path)
+    whole = [value for _, value in documents.json_values(path, text)]
     benchmarks = whole[0].get("benchmarks") if [*map(type, whole)] == [dict] else None
     if not isinstance(benchmarks, list) or {*map(type, benchmarks)} - {dict}:
         raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list of one file's objects")
@@ -79,13 +72,13 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
         chosen = _choose(path, chosen, result)
     elif len(benchmarks) > 1:
         told = f"{path}: benchmarks: {len(benchmarks)} loads follow one another in it"
-        warnings.warn(f"{told}; --result 1 reads the first alone", HeadwayWarning, stacklevel=2)
+        warn(f"{told}; --result 1 reads the first alone")
     for k in chosen:
         load = flat({key: benchmarks[k].get(key) for key in ("args", "config")})
         most = load.get("streams") or load.get("max_concurrency")
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
-            for line, one in items(text, ("benchmarks", k, "requests", kind), problems):
+            for line, one in documents.items(text, ("benchmarks", k, "requests", kind), problems):
                 values = flat(one)
                 first = values.get("time_to_first_token_ms")
                 if isinstance(first, float) and first < 0:  # guidellm's, where no token was timed
@@ -137,7 +130,7 @@ def _choose(path: Path, found: list[T], result: int) -> list[T]:
 
 def _one_result(path: Path, problems: Problems, result: int | None) -> dict[str, Any]:
     """Return a result of a file; HeadwayError names the loads where there are several."""
-    found = [one for _, one in json_objects(path, problems, lambda _: None)]
+    found = [one for _, one in documents.json_objects(path, problems, lambda _: None)]
     problems.stop()
     found = found if result is None else _choose(path, found, result)
     if len(found) == 1:
@@ -168,7 +161,8 @@ def _sent_at_once(path: Path, result: Mapping[str, Any]) -> list[float]:
         return [0.0] * len(result["input_lens"])
     raise HeadwayError(
         f"{path}:1: start_times: missing: its benchmark ({_load(result)}) did not write when it "
-        "sent each request; a scenario can generate such a load, its lengths from these lists"
+        "sent each request, as vLLM 0.10 and later do by --save-detailed; a scenario can generate "
+        "such a load, its lengths from these lists"
     )
 
 
@@ -182,7 +176,7 @@ def custom(path: Path, problems: Problems, chars_per_token: float | None = None)
     There is no tokenizer here: the length of a prompt is read from `prompt_len` or `input_len`,
     or, only where `chars_per_token` is given, estimated from its text.
     """
-    for row in rows(path, problems):
+    for row in documents.rows(path, problems):
         values, text = row.values, row.values.get("prompt")
         if values.keys().isdisjoint(LENGTHS):
             if not isinstance(text, str) or not text:
@@ -210,8 +204,8 @@ def sharegpt(
         raise HeadwayError(
             f"{path}:1: conversations: counting tokens needs a tokenizer: {ESTIMATE}"
         )
-    for line, entry in json_objects(path, problems, lambda _: None):
-        turns = entry.get("conversations")
+    for line, entry in documents.json_objects(path, problems, lambda _: None):
+        turns = entry.pop("conversations", None)
         if not isinstance(turns, list):
             problems.add(line, "conversations", "missing, or not a list")
             continue
@@ -224,6 +218,6 @@ def sharegpt(
             fits = prompt <= LONGEST_PROMPT and prompt + output <= LONGEST
             if fits and min(prompt, output) >= SHORTEST:
                 problems.notes["conversations: later messages left out"] += len(turns) - 2
-                yield line, {"conversations[0]": prompt, "conversations[1]": output}
+                yield line, entry | {"conversations[0]": prompt, "conversations[1]": output}
                 continue
         problems.notes["conversations left out, as vllm bench serve does"] += 1
