@@ -38,6 +38,7 @@ def list_(*, json_: Json = False) -> int:
         name, gpu, tp, weights, cache, median, p95, scaled = row.values()
         found = f"{median:>8.1%}{p95:>8.1%}{' *' if scaled else ''}"
         print(f"{name:<40}{gpu:<14}{tp:>3}  {weights:<10}{cache:<10}{found}")
+    print("median, P95: errors of the step times fitted; TP: GPUs that share each layer")
     print("* in part by roofline, scaled to measured kernels: see `fallback` in the profile")
     print(f"models: {', '.join(shipped_models())}")
     return 0

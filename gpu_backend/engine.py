@@ -377,7 +377,8 @@ def check_fits(  # noqa: PLR0917
     if weights + cache + headroom <= free:
         return
     fitting = int((free - headroom - weights) // (cache / num_blocks))
-    hint = f"at most {fitting} blocks fit" if fitting > 1 else "take a smaller model"
+    keys = "engine.num_gpu_blocks_override, or --num-blocks of calibrate"
+    hint = f"at most {fitting} blocks fit: {keys}" if fitting > 1 else "take a smaller model"
     raise HeadwayError(
         f"device: {spec.name} in {name} does not fit {device}: {weights / GIB:.2f} GiB of weights, "
         f"{cache / GIB:.2f} GiB for {num_blocks} KV blocks and {headroom / GIB:.2f} GiB to work "

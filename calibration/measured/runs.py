@@ -113,7 +113,8 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
             ]
             known = list(reader.fieldnames or ())
     except OSError as error:
-        raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None
+        what = f"no {RUNS} to be read in it ({error.strerror}); docs/accuracy.md has its columns"
+        raise HeadwayError(f"--measured {folder}: {what}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise HeadwayError(f"{path}: no CSV: {error}") from None
     if lacking := [column for column in REQUIRED if column not in known]:

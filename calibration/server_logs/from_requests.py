@@ -333,7 +333,7 @@ def _report(fit: LogFit, path: Path, scenario: Scenario, *, useful: bool) -> Ite
         yield f"  {name.upper()}: median |error| {before:.1%} -> {after:.1%}, mean {means}"
     yield ""
     client = fit.terms[-1].value
-    latency = f" --set workload.client_latency={client:.4g}" if client else ""
+    latency = f" --set workload.client_latency={client:.4g}  # in s" if client else ""
     yield f"written: {path}, calibration.json"
     if not useful:
         return

@@ -39,7 +39,7 @@ def compare(
     ] = False,
     until_decided: Annotated[
         bool,
-        silent("add replications, up to 16 times as many, until chance cannot change the winner"),
+        silent("add replications, up to 16 times as many, until the winner is sure at 95 %"),
     ] = False,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,

@@ -35,8 +35,7 @@ def diagnose(
     with runs_progress("runs", quiet or json_) as progress:
         found = find(loaded, jobs=jobs, progress=progress)
     if not found.trials:
-        held = find_held(path, settings.overrides, settings.seed, jobs)
-        found = replace(found, held=held)
+        found = replace(found, held=find_held(path, settings.overrides, settings.seed, jobs))
     if json_:
         print_json(found.as_dict())
     elif not quiet:

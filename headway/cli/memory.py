@@ -101,20 +101,24 @@ def memory(
         print_json(memory_figures(budget) | {"fits": not (budget.refusal or beyond)})
     else:
         print(memory_table(budget))
-    if why := budget.refusal:
+    if budget.refusal:
         change = change if scenario else _as_options(change, command)
         if budget.sizes.kv_cache_memory:
             change = change.replace("--num-gpu-blocks-override", KV_BYTES)
-        enough = f"; it starts with {change}" if change else ""
-        where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
-        first = why.split(". ")[0].rstrip(".")  # the log above has it whole
-        raise NoAnswerError(f"{where} does not start: {first}{enough}")
+        raise NoAnswerError(does_not_start(budget, change))
     if beyond:
         raise NoAnswerError(
             f"{budget.model.name} does not start: max_model_len {budget.max_model_len:,} is beyond "
             f"its {most:,} positions; it starts with {variable}=1, or a max_model_len of {most}"
         )
     return 0
+
+
+def does_not_start(budget: "MemoryBudget", change: str) -> str:
+    """Say what the engine's log says first, and the least change, if there is one."""
+    where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
+    first = budget.refusal.split(". ")[0].rstrip(".")
+    return f"{where} does not start: {first}{f'; it starts with {change}' if change else ''}"
 
 
 def _is_set(variable: str, command: str | None) -> bool:

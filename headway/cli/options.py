@@ -61,7 +61,7 @@ Quiet = Annotated[bool, silent("print errors and warnings only")]
 Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
 Slo = Annotated[
     list[str] | None,
-    silent("service level, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
+    silent("service level, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's]"),
 ]
 NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
 

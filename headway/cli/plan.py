@@ -15,6 +15,7 @@ from headway.cli.options import (
     Quiet,
     ScenarioOrName,
     Settings,
+    Slo,
     Vary,
     Workers,
     print_json,
@@ -29,9 +30,7 @@ def plan(  # more than 80 lines: 50 are its options
     scenario: ScenarioOrName,
     /,
     *,
-    slo: Annotated[
-        list[str] | None, silent("service level, as 'p99_ttft_ms<=1000' (repeatable)")
-    ] = None,
+    slo: Slo = None,
     vary: Vary = None,
     fewest: Annotated[
         str | None, silent("find the lowest value that keeps the levels, as cluster.replicas=1..8")

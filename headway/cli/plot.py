@@ -94,29 +94,28 @@ def _draw_memory(
     source: Path | dict[str, Any], names: list[str] | None, overrides: list[str]
 ) -> "Figure":
     """Draw what fills the memory of GPUs that may serve a scenario's model."""
-    from headway.cli.memory import name_options, read_budget
+    from headway.cli.memory import does_not_start, name_options, read_budget
     from headway.figures import draw_memory
     from simulator.models.gpus import GPUS
 
     if isinstance(source, Path):
         source = source / "scenario.yaml" if source.is_dir() else source
-    found = names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]
-    budgets, refusal = [], None
-    for one in found:
+    found, refusal = [], None
+    for one in names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]:
         try:
             # Profiles are of one GPU.
             keys = [*overrides, f"gpu.name={one}", "cost={kind: roofline}"]
-            budgets.append(read_budget(source or {"cost": {"kind": "roofline"}}, keys)[0])
+            found.append(read_budget(source or {"cost": {"kind": "roofline"}}, keys))
         except HeadwayError as error:  # it has no kernels for the model's format
             refusal = error
-    if refusal is not None and (names or not budgets):
+    if refusal is not None and (names or not found):
         options = {f"gpu.name={one}: gpu.name": f"--gpu {one}" for one in names or ()}
         options |= {one: f"--{one.replace('=', ' ')}" for one in overrides if one[:6] == "model="}
         raise HeadwayError(name_options(refusal.messages, options, source or None))
-    for budget in budgets:
-        if why := budget.refusal:
-            print(f"{budget.gpus} x {budget.gpu.name} does not start: {why}")
-    return draw_memory(budgets)
+    for budget, change in found:
+        if budget.refusal:
+            print(does_not_start(budget, change))
+    return draw_memory([budget for budget, _ in found])
 
 
 def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":

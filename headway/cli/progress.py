@@ -160,7 +160,7 @@ def _looks(candidate: "Candidate") -> float:
 def _form_of_place(key: str) -> str:
     """Return how a value of the searched key is written; "" where things are run as they are."""
     if key == "workload.request_rate":
-        return "{:.4g} req/s"
+        return "request_rate={:.4g}"
     if key == "workload.trace.rate_scale":
         return "{:.4g} x the trace's rate"
     return f"{key}={{:g}}" if key else ""

@@ -57,8 +57,7 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         for number, run in enumerate(runs):
             tokens = run.steps.decode_tokens * run.steps.steps / run.steps.duration
             _draw_level(lines, run, tokens, edges, color(number))
-        title = "Decoded tokens over time"
-        lines.set(title=title, xlabel=time, ylabel="tokens/s")
+        lines.set(title="Decoded tokens over time", xlabel=time, ylabel="tokens/s")
         lines.set_ylim(bottom=0)
         lines.set_xlim(0, edges[-1])
         grid(lines)
@@ -229,8 +228,7 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
                 "marker": marker(number),
                 "label": run.label if len(rows) else f"{run.label} (nobody competes)",
             }
-            middle = (rows.start + rows.end) / 2
-            jain.plot(middle, rows.jain_index, **style)
+            jain.plot((rows.start + rows.end) / 2, rows.jain_index, **style)
             difference.plot(rows.end, rows.service_difference, **style)
         jain.set(title="Jain's index per window", ylabel="index (1: all alike)")
         jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02) if compete else 0.9, 1.01)

@@ -48,7 +48,9 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     offers = market.offers()
     if not offers:
         names = ", ".join(gpu.name for gpu in gpus)
-        raise HeadwayError(f"--precision {precision}: no profile of the model on {names} has it")
+        raise HeadwayError(
+            f"--precision {precision}: take bf16, fp8 or none: no profile on {names} has it"
+        )
     live = [offer for offer in offers if not offer.never]
     if not live:
         fitting = [offer for offer in offers if offer.scenario is not None] or offers

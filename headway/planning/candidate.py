@@ -81,10 +81,18 @@ class Candidate(DesignPoint):
         return low, None if high is None else max(high, self.best.at)
 
     @property
-    def cut_short(self) -> bool:
-        """Whether its answer, or the place next to it, was to be looked at for longer."""
+    def rate_unit(self) -> str:
+        """The unit of the key that says how fast requests come."""
+        assert self.scenario is not None
+        load = self.scenario.workload
+        unit = "req/s" if load.generator.sessions is None else "sessions/s"
+        return unit if load.trace is None else "x the trace's rate"
+
+    @property
+    def cut_short(self) -> list[float]:
+        """Its answer, or the place next to it, where it was to be looked at for longer."""
         ends = self.result.best, self.result.beyond
-        return any(end is not None and end.cut_short for end in ends)
+        return [end.at for end in ends if end is not None and end.cut_short]
 
     @property
     def resources(self) -> tuple[float, float | None]:
@@ -209,7 +217,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         row["reason"] = "fewer: too slow by theory"
     judged = best or (candidate.result.trials[-1] if candidate.result.trials else None)
     row["looked_at"] = looked_at(judged) if judged is not None else None
-    row["cut_short"] = candidate.cut_short
+    row["cut_short"] = bool(candidate.cut_short)
     if best is not None:
         row["at"] = best.at
         if problem.searches_rate:

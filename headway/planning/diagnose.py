@@ -92,6 +92,7 @@ class Held:
     capacity: float
     interval: tuple[float, float] | None  # 95 %; None: not random, or beyond what was looked at
     slo: Sequence[str]
+    unit: str = "req/s"  # of offered and capacity
 
     @property
     def exceeded(self) -> bool:
@@ -100,10 +101,9 @@ class Held:
 
     def __str__(self) -> str:
         """Write it as one line."""
-        unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
         ends = " (95 %: {:.4g} to {:.4g})".format(*self.interval) if self.interval else ""
         return (
-            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
+            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g} {self.unit}"
             f"{ends} that this carries with {' and '.join(self.slo)}"
             f"{'; longer runs break them.' if self.exceeded else '.'}"
         )
@@ -244,7 +244,7 @@ def find_held(
         for slo in problem.criteria.slos
         if slo.metric != "completion"
     ]
-    return Held(key, offered, candidate.capacity, ends, slos)
+    return Held(key, offered, candidate.capacity, ends, slos, unit=candidate.rate_unit)
 
 
 def _try_all(

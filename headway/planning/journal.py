@@ -37,8 +37,7 @@ class Journal:
         line = json.dumps({"point": key, "row": row}).encode() + b"\n"
         try:
             if self._number is None:
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-                self._number = os.open(self.path, flags, 0o666)
+                self._number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             while line:
                 line = line[os.write(self._number, line) :]
         except OSError as error:

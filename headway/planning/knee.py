@@ -67,8 +67,7 @@ class _Load(NamedTuple):
 
         `waited` tells what share of their time requests waited for seats and blocks.
         """
-        seats = self.replica.engine.most_running
-        sizes = batch_sizes(seats, POINTS)
+        sizes = batch_sizes(self.replica.engine.most_running, POINTS)
         most, asked = self.rate(sizes[-1]), self.traffic.rate / self.replicas
         if not most:
             return None

@@ -152,8 +152,7 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     """
     table = result.request_table()
     goodput = goodput_of(result.scenario.goodput, table.workload)
-    since = float(np.nanmin(result.sent)) + result.warmup
-    kept = table.sent >= since
+    kept = table.sent >= float(np.nanmin(result.sent)) + result.warmup
     batches, counts, quantiles = {}, {}, {}
     for slo in slos:
         if slo.of_requests:

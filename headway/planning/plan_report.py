@@ -45,9 +45,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     """Return the table of candidates, what cannot be told, and the best in words."""
     bounds = problem.criteria.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
-    searched = [problem.key or "kept"]
-    if problem.key == "workload.request_rate":
-        searched = ["req/s"]
+    rate = problem.key == "workload.request_rate"
+    searched = [best.rate_unit if rate else problem.key or "kept"]
     if problem.searches_rate:
         searched.append(f"{100 * problem.criteria.confidence:g} %")
     heads = ["candidate", *searched, *metrics, "SLO %", "breaks", "headroom %"]
@@ -59,7 +58,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         said = "never" if candidate.never else said
         cells = [said, *[""] * (len(heads) - 2)]
         if "gpus" in row:
-            basis = row["looked_at"] + (", cut short" if row["cut_short"] else "")
+            at = candidate.cut_short
+            basis = row["looked_at"] + (", cut short" if at and row.get("at", at[0]) in at else "")
             cells = [*_cells(problem, candidate, row, metrics), basis]
         elif candidate.result.trials:
             cells[heads.index("breaks") - 1] = row["reason"] or ""
@@ -123,9 +123,8 @@ def _words(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidat
     place = f"{problem.key}={row['at']:g} " if problem.key and not scales(best.scenario) else ""
     parts = [f"{place}carries the load"]
     if problem.searches_rate:
-        unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
         sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
-        parts = [f"capacity {row['capacity']:.4g}{unit} ({sure})"]
+        parts = [f"capacity {row['capacity']:.4g} {best.rate_unit} ({sure})"]
     if row["attainment"] is not None:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
     if row["reason"]:
@@ -210,9 +209,10 @@ WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be 
 def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> Iterator[str]:
     """Say what the answer lacks for want of time or runs."""
     criteria = problem.criteria
-    if row["cut_short"]:
+    for at in best.cut_short:
+        place = f" at {problem.key}={at:g}" if problem.key else ""
         longest = f"{criteria.max_seconds:g} s (--max-duration)"
-        yield f"  cut short: the verdict needs runs longer than {longest}"
+        yield f"  cut short: the verdict{place} needs runs longer than {longest}"
     beyond = best.result.beyond
     if beyond is not None and not beyond.sure and not problem.searches_rate:
         yield f"  too close to tell at {beyond.at:g}, in {looked_at(beyond)}: it may be enough, too"
@@ -428,10 +428,11 @@ def _abscissa(
         priced = all(c.resources[1] is not None for c in candidates if c.result.best is not None)
         return "$/h" if priced else "GPUs", lambda candidate, trial: candidate.spent_at(trial) or 0
     if problem.key:
-        rate = problem.key == "workload.request_rate"
         scaled = any(scales(one.scenario) for one in candidates)
         label = f"{problem.key}{' (autoscaled: at the start)' if scaled else ''}"
-        return "requests/s" if rate else label, lambda _, trial: trial.at
+        if problem.key == "workload.request_rate":
+            label = candidates[0].rate_unit.replace("req/s", "requests/s")
+        return label, lambda _, trial: trial.at
     if problem.by_energy:
         return "W", lambda _, trial: interval(trial.runs, "power_w").mean
     prices = [c.resources_at(trial)[1] for c in candidates for trial in c.result.trials]

@@ -354,8 +354,7 @@ def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object])
         }
         for key, e in found.items()
     }
-    text = json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False)
-    return text.encode() + b"\n"
+    return json.dumps({**about, "metrics": metrics}, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def encode_replications(

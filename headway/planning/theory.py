@@ -63,8 +63,7 @@ def _seats(replica: Replica, traffic: Traffic, known: float, tokens: int, seats:
         return seats
     keys = {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
     blocks = kv_blocks(replica.engine, replica.model, replica.gpu, **keys)
-    prompt = float(traffic.workload.prompt_tokens.mean())
-    held = max(traffic.answer_context - known * prompt, 1.0)
+    held = max(traffic.answer_context - known * traffic.workload.prompt_tokens.mean(), 1.0)
     return min(seats, int(blocks * replica.engine.block_size / held))
 
 

@@ -48,6 +48,7 @@ PRICE = (next(metric for metric in CLUSTER if metric.key == "dollars_per_hour"),
 """Of a server by its GPUs' list prices; of a cluster they are among its own figures."""
 PAID_LABELS = {metric.key: metric.label for metric in _read("paid")}
 """Labels where replicas come and go: what is divided by, and what is of all at once."""
+SESSION_LABELS = {metric.key: metric.label for metric in _read("sessions")}
 BY_KEY = {metric.key: metric for metric in METRICS}
 PARTS = {"per_client": "", "per_priority": "priority "}
 """Blocks of the summary that tell of single clients and priorities, and what their names follow."""

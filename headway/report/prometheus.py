@@ -65,8 +65,7 @@ def write_prometheus(
     record: Record, path: Path, interval: float = INTERVAL, start: float = 0.0
 ) -> None:
     """Write the metrics of a run, see `metrics_text`; HeadwayError where it cannot be written."""
-    text = metrics_text(record, interval, start)
-    write_atomic(path, text.encode())
+    write_atomic(path, metrics_text(record, interval, start).encode())
 
 
 def metrics_text(record: Record, interval: float = INTERVAL, start: float = 0.0) -> str:

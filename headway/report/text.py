@@ -18,6 +18,7 @@ from headway.report.metric_rows import (
     INCIDENTS,
     PAID_LABELS,
     PRICE,
+    SESSION_LABELS,
     Metric,
     Summary,
     part_throughput,
@@ -39,6 +40,7 @@ BUSY = 0.95  # of the time: not yet full, though it looks like it
 NEAR = 0.9  # share of saturation from which on an error of step times is told as a warning
 SECTIONS = read_table(__file__, "sections.csv")
 """Key, name and title; all but the last six as vLLM has them."""
+ACCEPTANCE = "Acceptance typical: {mean:.2f}, published are {least:.2f} to {most:.2f}: {where}"
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -48,7 +50,11 @@ def run_table(summary: Summary) -> str:
     Warnings follow, such as of steps outside the fitted range, and whether it was no steady state.
     """
     gauges = summary["headway"]
-    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *engine_lines(gauges), *_head(summary)]
+    lines = [
+        f"{' Serving Benchmark Result ':=^{WIDTH}}",
+        *engine_lines(gauges),
+        *_lines(summary, HEAD),
+    ]
     for section in SECTIONS:
         key, name = section["key"], section["name"]
         if f"mean_{key}_ms" in summary:
@@ -132,8 +138,8 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     if load := gauges.get("load"):
         moves = load["e2el_elasticity"]
         lines.append(("Load (% of saturation throughput)", f"{100 * load['share']:.1f}"))
-        told = "no bound" if moves is None else f"+{moves:.2f}"
-        lines.append(("Theory: E2EL with 1 % longer steps (%)", told))
+        moved = "no bound" if moves is None else f"+{moves:.2f}"
+        lines.append(("Theory: E2EL with 1 % longer steps (%)", moved))
     for key, one in (gauges.get("sensitivity") or {}).items():
         name = metric_name(key)
         moved = moved_by(
@@ -156,8 +162,7 @@ def metric_name(key: str) -> str:
 
 def shares_line(shares: Mapping[str, float]) -> str:
     """Say what an interval is made of, the largest cause first, without those of no weight."""
-    told = (f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
-    return ", ".join(told)
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
 
 
 def near_saturation(load: Summary | None) -> bool:
@@ -237,15 +242,6 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     return found
 
 
-def _head(summary: Summary) -> list[str]:
-    """Say what vLLM says first, in its order."""
-    return [
-        _line(metric.label, metric.scale * value)
-        for metric in HEAD
-        if (value := summary.get(metric.key)) not in (None, "inf")
-    ]
-
-
 MAIN_KEYS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -264,19 +260,17 @@ def engine_lines(gauges: Summary) -> list[str]:
         who = f" of {', '.join(one['groups'])}" if len(engines) > 1 else ""
         usual = {key: one["defaults"][key] for key in MAIN_KEYS if key in one["defaults"]}
         lines.append(f"Engine{who}: {one['follows']}")
+        texts = []
         for word, keys in (
             (f"Defaults on {one['gpu']}", usual),
             ("Set", one["set"]),
             ("The engine's default, not simulated here", one.get("not_simulated")),
         ):
             if keys:
-                text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
-                lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+                texts.append(f"{word}: {', '.join(_said(*pair) for pair in keys.items())}")
         if known := one.get("acceptance"):
-            text = (
-                "Acceptance typical: {mean:.2f}, published are {least:.2f} to {most:.2f}: {where}"
-            )
-            text = text.format(**known)
+            texts.append(ACCEPTANCE.format(**known))
+        for text in texts:
             lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
@@ -302,10 +296,13 @@ def _engine(summary: Summary) -> list[str]:
 def _lines(values: Summary, metrics: Sequence[Metric], *, zeros: bool = True) -> list[str]:
     """Return a line for each metric that is known; without `zeros`, that is not 0."""
     labels = PAID_LABELS if "paid_times" in values.get("cluster", values) else {}
+    if values.get("request_rate_unit") == "sessions/s":
+        labels = SESSION_LABELS
     return [
         _line(labels.get(metric.key, metric.label), metric.scale * value)
         for metric in metrics
         if (value := values.get(metric.key)) or (zeros and value is not None)
+        if value != "inf"
     ]
 
 
@@ -382,7 +379,7 @@ def run_band(gauges: Summary) -> str:
     """
     profile = str(gauges.get("profile"))
     lacks = str((gauges.get("step_times") or {}).get("unmeasured"))
-    errors, told = campaign(), "nine of ten measured runs ({}) are off by less than {}"
+    errors, told = campaign(), "nine of ten runs ({}; in sample) are off by less than {}"
     if lacks.startswith("kernels") or " scaled to " in profile:
         told = told.format(DATA_SHEET, errors[DATA_SHEET])
         return f"{told}; by more on a GPU without any measured kernels"
@@ -393,7 +390,8 @@ def run_band(gauges: Summary) -> str:
     kind = run_kind(model, gauges.get("mean_prompt", 0.0))
     kind = kind if kind in errors else model
     told = told.format(kind, errors[kind])
-    return f"{told}; median errors of first scores (docs/accuracy.md): {blind(model)}"
+    first = f"{blind(model)}; of 38 other runs {blind('study')}"
+    return f"{told}; median errors of first scores (docs/accuracy.md): {first}"
 
 
 def run_kind(model: str, prompt: float) -> str:
@@ -420,16 +418,18 @@ def campaign() -> dict[str, str]:
     return {kind: ", ".join(errors) for kind, errors in found.items()}
 
 
+LINKS = (("kv_transfer", "KV caches", "producers"), ("ec_transfer", "Encoder outputs", "encoders"))
+
+
 def _cluster(cluster: Summary) -> list[str]:
     """Return the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
     lines += _lines(cluster, CLUSTER) + _lines(cluster, INCIDENTS, zeros=False)
-    if links := cluster.get("kv_transfer"):
-        lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
-        lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]
-    if links := cluster.get("ec_transfer"):
-        lines += [_line("Encoder outputs moved (GB)", links["bytes"] / 1e9)]
-        lines += [_line("Links of the encoders busy (%)", 100 * links["link_utilization"])]
+    for key, what, whose in LINKS:
+        if links := cluster.get(key):
+            lines += [_line(f"{what} moved (GB)", links["bytes"] / 1e9)]
+            busy = 100 * links["link_utilization"]
+            lines += [_line(f"Links of the {whose} busy (%)", busy)]
     if sleep := cluster.get("sleep_mode"):
         lines += [_line("TTFT that waits for a wake-up (%)", 100 * sleep["share_of_ttft"])]
         lines += [_line("Weights in host memory, at most (GB)", sleep["host_memory_gb"])]

@@ -245,8 +245,7 @@ class _Recording:
             self._answer(int(request.rid), length - len(request.origin_input_ids))
             for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)
         ]
-        ids = self._torch.tensor(tokens, dtype=self._torch.int64)
-        return self._result(next_token_ids=ids)
+        return self._result(next_token_ids=self._torch.tensor(tokens, dtype=self._torch.int64))
 
     def _answer(self, request: int, place: int) -> int:
         return self._number((("out", request), place) if place >= 0 else None)

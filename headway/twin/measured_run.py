@@ -179,8 +179,7 @@ def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
     }
     for name, values in _latencies(good).items():
         told |= describe(name, Sample(values), PERCENTILES)
-    late = np.percentile([one.late for one in good], 99)
-    told["p99_sent_late_ms"] = float(late) * 1e3
+    told["p99_sent_late_ms"] = float(np.percentile([one.late for one in good], 99)) * 1e3
     if found.server_late == found.server_late:
         told["p99_server_late_ms"] = found.server_late * 1e3
     told["prompt_seed"] = found.prompt_seed

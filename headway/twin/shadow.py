@@ -162,8 +162,7 @@ def traffic(polls: Sequence[Poll], like: Workload, seed: int) -> Workload:
         raise NoTrafficError("no request has ended yet")
     drawn = random.integers(0, len(pairs), len(times) - len(pairs))
     pairs += [pairs[k] for k in drawn.tolist()]
-    rows = np.arange(len(times)) % len(like)
-    load = like.part(rows)
+    load = like.part(np.arange(len(times)) % len(like))
     load.arrival = np.array(times)
     load.prompt_tokens = np.array([prompt for prompt, _ in pairs], np.int64)
     load.output_tokens = np.array([output for _, output in pairs], np.int64)

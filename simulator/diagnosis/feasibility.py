@@ -47,7 +47,7 @@ class Obstacle(NamedTuple):
     def __str__(self) -> str:
         """Say it in a line, with the change."""
         told = settings(self.change)
-        told = f"it fits with {told}" if self.memory else f"{told} has a fifth to spare"
+        told = f"it fits with {told}" if self.memory else f"try {told}, 20 % above this bound"
         return f"{self.text}; " + (told if self.change else self.without)
 
 

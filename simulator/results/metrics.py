@@ -289,14 +289,10 @@ class RunMetrics:
             energy = self.engines.energy((high - low) * self.engines.replicas)
             tokens = self.engines.requests.generated
             own |= energy_summary(energy, high - low, tokens)
-            hourly = self._price
-            own["dollars_per_hour"] = hourly
-            own["dollars"] = None if hourly is None else hourly / 3600 * (high - low)
-            own["dollars_per_million_output_tokens"] = (
-                None
-                if hourly is None or not tokens
-                else hourly / 3600 * (high - low) / tokens * 1e6
-            )
+            own["dollars_per_hour"] = hourly = self._price
+            own["dollars"] = cost = None if hourly is None else hourly / 3600 * (high - low)
+            per_million = cost / tokens * 1e6 if cost is not None and tokens else None
+            own["dollars_per_million_output_tokens"] = per_million
         own |= {
             f"{name}_itl_ms": 1000 * gap
             for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)
@@ -330,15 +326,16 @@ class RunMetrics:
 
     def run_settings(self) -> Summary:
         """Say what was run. `date` is null: the same seed gives the same bytes."""
-        workload = self.workload
+        load = self.workload
         return {
             "date": None,
             "backend": "headway",
             "model_id": self.engines.spec.model.name,
-            "num_prompts": len(workload) if self.total is None else self.total,
-            "request_rate": or_inf(workload.request_rate),
-            "burstiness": or_inf(workload.burstiness),
-            "max_concurrency": workload.max_concurrency,
+            "num_prompts": len(load) if self.total is None else self.total,
+            "request_rate": or_inf(load.request_rate),
+            "request_rate_unit": "requests/s" if load.after is None else "sessions/s",
+            "burstiness": or_inf(load.burstiness),
+            "max_concurrency": load.max_concurrency,
         }
 
     def throughput(self) -> Summary:

@@ -189,6 +189,8 @@ def not_started(model: ModelSpec, engine: EngineConfig, longest: int) -> Iterato
         yield f"vLLM {engine.version} does not start {model.name}: {model.family} came with {since}"
     if engine.name == VLLM and engine.enable_expert_parallel and not model.num_experts:
         yield f"{refuses}engine.enable_expert_parallel: it has no experts"
+    if engine.name == VLLM and (size := engine.block_size) % 16 and size not in (1, 8):
+        yield f"{refuses}engine.block_size={size}: attention backends take multiples of 16"
     most = engine.long_prefill_token_threshold
     if engine.name == VLLM and most > longest and release_of(engine) >= THRESHOLD_SINCE:
         what = f"engine.long_prefill_token_threshold ({most:,}) cannot be greater than "

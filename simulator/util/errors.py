@@ -79,7 +79,8 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
     """Say of a key that a mapping does not know which one it may mean, or all that there are."""
     there = [*known]
     near = did_you_mean(str(key), there)
-    return "unknown key" + (near or f"; there is {', '.join(there)}")
+    more = f", ... (all {len(there)}: headway schema)" if len(there) > 20 else ""
+    return "unknown key" + (near or f"; there is {', '.join(there[:20])}{more}")
 
 
 class HeadwayWarning(UserWarning):

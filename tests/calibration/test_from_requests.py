@@ -106,7 +106,7 @@ def test_command(write, tmp_path, capsys, monkeypatch):
     told = capsys.readouterr().out
     assert "held out of a fit to the others" in told
     (hint,) = [line for line in told.splitlines() if line.startswith("to use it: ")]
-    words = shlex.split(hint.removeprefix("to use it: "))
+    words = shlex.split(hint.removeprefix("to use it: "), comments=True)
     assert words[:3] == ["headway", "run", str(path)]
     profile = read_profile(out / "server-adjusted.yaml")
     assert profile.cost.overhead == pytest.approx(TRUE[0], rel=0.2)
@@ -163,7 +163,7 @@ def test_a_hidden_host_is_found(write, tmp_path, capsys):
     profile = read_profile(out / "host-adjusted.yaml")
     assert profile.cost.host_interval == pytest.approx(found["host"]["interval"], rel=1e-4)
     (line,) = [line for line in told.splitlines() if line.startswith("--set ")]
-    again = run(load_scenario(path, shlex.split(line)[1::2])).summary()
+    again = run(load_scenario(path, shlex.split(line, comments=True)[1::2])).summary()
     # no launch gap is negative: the line cannot take off what the fit takes off sampling
     assert again["mean_tpot_ms"] == pytest.approx(1e3 * table["tpot"].mean(), rel=0.02)
     assert again["headway"]["host"]["per_step_interval_s"] is not None

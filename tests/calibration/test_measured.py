@@ -118,6 +118,12 @@ def test_a_wrong_table_is_told(folder, capsys, change, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_folder_without_its_table_is_named_with_the_option(tmp_path, capsys):
+    assert main(["validate", "--measured", str(tmp_path)]) == 2
+    told = f"--measured {tmp_path}: no runs.csv to be read in it (No such file or directory)"
+    assert f"{told}; docs/accuracy.md has its columns\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

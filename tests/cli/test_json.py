@@ -87,7 +87,9 @@ def test_lists_are_json(capsys) -> None:
         printed(capsys, "trace", "describe", str(ROOT / "scenarios/demo.yaml"))["requests"] == 2000
     )
     assert main(["profile", "list"]) == 0
-    assert f"models: {', '.join(shipped_models())}\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"models: {', '.join(shipped_models())}\n" in told
+    assert "median, P95: errors of the step times fitted; TP: GPUs that share each layer\n" in told
 
 
 def test_the_fields_are_documented(capsys) -> None:

@@ -1,6 +1,7 @@
 """`headway memory` by release of vLLM, and drafts beside a scenario."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,19 @@ def test_what_a_server_does_not_start_with_is_named(
     assert why in told
 
 
+@pytest.mark.parametrize(
+    ("size", "engine", "wrong"),
+    [(24, "vllm", True), (48, "vllm", False), (8, "vllm", False), (24, "textbook", False)],
+)
+def test_a_block_that_no_attention_backend_takes_is_named(
+    capsys: pytest.CaptureFixture[str], size: int, engine: str, wrong: bool
+) -> None:
+    shape = f"memory --model llama-3-8b --gpu H100-80GB --block-size {size} --engine {engine}"
+    assert main(shape.split()) == 0
+    what = f"engine.block_size={size}: attention backends take multiples of 16\n"
+    assert (f"vLLM does not start llama-3-8b: {what}" in capsys.readouterr().err) == wrong
+
+
 def test_no_length_beyond_the_positions_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     shape = "memory --model llama-3-8b --gpu H100-80GB --max-model-len 2000000"
     assert main(shape.split()) == 1
@@ -290,7 +304,12 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     place = tmp_path / "m.png"
     words = ["--model", "llama-3.1-70b", "--gpu", "L4", "--out", str(place)]
     assert main(["plot", "memory", *words]) == 0
-    assert "1 x L4 does not start: No available memory" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 x L4 does not start: No available memory" in told
+    words = ["--model", "gpt-oss-120b", "--gpu", "H100-80GB", "--out", str(place)]
+    assert main(["plot", "memory", *words]) == 0
+    told = capsys.readouterr().out.splitlines()[0]
+    assert re.search(r"\(2\.95 GiB\); it starts with engine\.max_model_len=69360 or ", told)
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
     assert "OUT_DIR: is missing" in capsys.readouterr().err

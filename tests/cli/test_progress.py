@@ -56,8 +56,8 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert told == (
-        "engine.max_num_seqs=8: 2 req/s keeps the bounds (1 run of 600 s); "
-        "done: 2 req/s keeps the bounds\n"
+        "engine.max_num_seqs=8: request_rate=2 keeps the bounds (1 run of 600 s); "
+        "done: request_rate=2 keeps the bounds\n"
     )
 
 

@@ -121,7 +121,9 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_allocated() -> 
     """The message says what it takes and how many blocks would fit."""
     with pytest.raises(HeadwayError, match=r"llama-3-70b in float32 does not fit cpu: 262.*GiB"):
         Engine(load_model("llama-3-70b"), 100)
-    with pytest.raises(HeadwayError, match=r"at most \d+ blocks fit"):
+    with pytest.raises(
+        HeadwayError, match=r"at most \d+ blocks fit: engine.num_gpu_blocks_override, or "
+    ):
         Engine(QWEN, 10**9)
 
 

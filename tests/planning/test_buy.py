@@ -158,7 +158,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can carry it"),
         (
             ["--buy", "--precision", "int3"],
-            "--precision int3: no profile of the model on A100-40GB",
+            "--precision int3: take bf16, fp8 or none: no profile on A100-40GB",
         ),
         (
             ["--buy", "--set", "cluster={groups: {a: {}}}"],

@@ -52,7 +52,7 @@ def test_the_capacity_is_one_number_and_holds_a_long_run(tmp_path: Path, capsys)
     assert float(low) <= float(number) <= float(high)
     row = next(line for line in said.out.splitlines() if line.startswith("* the scenario  "))
     assert row.split()[3] == number
-    assert f"done: {number} req/s keeps the bounds" in said.err.splitlines()[-1]
+    assert f"done: request_rate={number} keeps the bounds" in said.err.splitlines()[-1]
     with (out / "plan.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line["at"] == line["capacity"] == number

@@ -289,8 +289,8 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
     assert main([*args, "--out", str(out)]) == 130
     *decisions, last = capsys.readouterr().err.splitlines(keepends=True)
     assert decisions[0] == (
-        "engine.max_num_seqs=1: 0.75 req/s keeps the bounds (1 run of 60 s, too close to tell); "
-        "so far: 0.75 req/s keeps the bounds\n"
+        "engine.max_num_seqs=1: request_rate=0.75 keeps the bounds (1 run of 60 s, too close to "
+        "tell); so far: request_rate=0.75 keeps the bounds\n"
     )
     assert last == (
         f"headway: interrupted; finished runs are in {out}/runs.jsonl, and the same command goes "
@@ -329,7 +329,8 @@ def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
     out = scenario.parent / "out"
     assert main([*args, *short, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "cut short: the verdict needs runs longer than 30 s (--max-duration)" in said
+    at = "the verdict at workload.request_rate="
+    assert re.search(rf"cut short: {at}\S+ needs runs longer than 30 s \(--max-duration\)", said)
     assert re.search(r"\(95 %: <?[\d.]+ to >?[\d.]+\)", said)
     (row,) = json.loads((out / "plan.json").read_text())["candidates"]
     assert row["cut_short"] is True

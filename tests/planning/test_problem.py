@@ -145,6 +145,7 @@ def test_a_run_has_all_the_requests_that_come_in_its_time(
     """In 100 s, two a second or sessions of four."""
     problem = make_problem(scenario, PlanOptions(["p99_ttft_ms<=9000"]))
     candidate = load_point(scenario, {}, [f"workload.sessions={sessions}"], None, Candidate)
+    assert candidate.rate_unit == ("req/s" if sessions == "null" else "sessions/s")
     keys = dict(problem.settings(candidate, PlannedRun(2.0, seconds=100.0)))
     assert keys["workload.num_prompts"] == str(requests)
 

@@ -140,6 +140,13 @@ def test_what_was_not_asked_is_not_shown(summary: Summary) -> None:
     assert "RPS" not in text
 
 
+def test_a_rate_of_sessions_is_named_so(summary: Summary) -> None:
+    """Their requests are more: a throughput above the rate would be a riddle."""
+    assert summary["request_rate_unit"] == "requests/s"
+    summary["request_rate_unit"] = "sessions/s"
+    assert "\nSession rate configured (sessions/s):    2.50\n" in run_table(summary)
+
+
 def test_warnings_follow(summary: Summary) -> None:
     """A summary brings its warnings along, and says if it was broken off."""
     summary["headway"] |= {"interrupted": True, "warnings": ["out of range"]}

@@ -39,17 +39,20 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
             ninth = float(errors.split(", ")[1].split(" ")[0])
             said = f" % in {metric} ({count} runs)"
             assert any(f"{ceil(ninth + half)}{said}" in told for half in (0, 0.05))
-    assert (
-        told.rpartition("first scores (docs/accuracy.md): ")[2].removesuffix(" %")
-        in page.partition(blind)[2]
+    first, study = told.rpartition("first scores (docs/accuracy.md): ")[2].split(
+        "; of 38 other runs "
     )
+    assert first.removesuffix(" %") in page.partition(blind)[2]
+    assert study == "E2EL 11.3, TTFT 14.5, ITL 8.3 %"
+    assert "; in sample) are off by less than " in told
 
 
 def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
     lacks = "kernels of llama-3-8b on MI300X"
     for profile in ("roofline", "llama-3-8b.a100.bf16 scaled to A100-80GB-PCIe"):
         said = band(profile, 100.0, lacks)
-        assert "(by data sheet) are off by less than 12 % in E2EL (27 runs), 16 % in TPOT" in said
+        assert "(by data sheet; in sample) are off by less than 12 % in E2EL (27 runs), " in said
+        assert " 16 % in TPOT (155 runs)" in said
         assert said.endswith("; by more on a GPU without any measured kernels")
     assert "| run: by data sheet | 2.7, 11.9 (27) | 4.0, 15.0 (155) |" in PAGE.read_text()
     assert not band("linear", 100.0)
@@ -59,7 +62,11 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
 def test_medians_of_blind_runs_are_those_of_the_page() -> None:
     """They were scored once and typed; each says of which row it is."""
     page = PAGE.read_text("utf-8")
-    rows = {"dense": "MI300X: dense models", "experts": "mixtures of experts on NVIDIA"}
+    rows = {
+        "dense": "MI300X: dense models",
+        "experts": "mixtures of experts on NVIDIA",
+        "study": "7 models on H100, A100 and L40S",
+    }
     for kind, named in rows.items():
         assert f"{named} | {blind(kind).removesuffix(' %')} |" in page
     with BLIND.open(encoding="utf-8") as file:

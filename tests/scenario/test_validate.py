@@ -39,6 +39,15 @@ BAD = [
         "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
     ),
     (
+        "engine: {zzz: 1}\n",
+        "s.yaml:1: engine.zzz: unknown key; there is name, version, generation_config, "
+        "scheduling_policy, scheduler, scheduler_cls, max_num_seqs, max_num_batched_tokens, "
+        "max_num_active_seqs, max_num_scheduled_tokens, max_num_queued_reqs, "
+        "max_num_queued_tokens, block_size, gpu_memory_utilization, num_gpu_blocks_override, "
+        "enable_prefix_caching, prefix_cache, kv_offloading_size, kv_offloading_bandwidth, "
+        "kv_offloading_latency, ... (all 62: headway schema)",
+    ),
+    (
         "seed: 0\nmax_num_seqs: 4\n",
         "s.yaml:2: max_num_seqs: unknown key here; did you mean engine.max_num_seqs?",
     ),

@@ -97,6 +97,7 @@ def _head(run: Run) -> Values:
         "model_id": run.scenario["model"],
         "num_prompts": len(run.requests),
         "request_rate": told(load["request_rate"]),
+        "request_rate_unit": "sessions/s" if load.get("sessions") else "requests/s",
         "burstiness": told(load["burstiness"]),
         "max_concurrency": load["max_concurrency"],
     }

@@ -241,9 +241,9 @@ def test_unknown_missing_and_empty(put, tmp_path):
     assert complaints(put("a,b\n1,2\n"))[0].startswith(
         "1: format: 'a,b' begins no known format. Known are: azure, burstgpt, "
     )
-    assert complaints(put(""))[0] == "1: line: the file is empty"
+    assert complaints(put(""))[0] == "1: the file is empty: it has no request"
     for form in ("guidellm", "vllm_bench", "weka", "otel"):
-        assert complaints(put(" \n"), format=form) == ["1: line: the file is empty"]
+        assert complaints(put(" \n"), format=form) == ["1: the file is empty: it has no request"]
     assert complaints(put(AZURE.split("\r\n", maxsplit=1)[0])) == [" no requests in it"]
     assert complaints(tmp_path / "nothing") == [" no such file"]
     assert complaints(tmp_path) == [" cannot be read: Is a directory"]

@@ -100,8 +100,7 @@ def verdict(runs: Sequence[Run]) -> str:
         first = [line for line in lines if line.startswith(("Winner", "No winner"))]
         rest = [line for line in lines if line not in first]
         return f"<p class=verdict>{escape(' '.join(first))}</p><p>{escape(' '.join(rest))}</p>"
-    gauges = runs[0].summary["headway"]
-    found = told_findings(gauges)
+    found = told_findings(runs[0].summary["headway"])
     broken = [pair for pair in found if pair[0].startswith(BROKEN)]
     text, knob = next(iter([*broken, *found]), (NOTHING, ""))
     knob = knob or next((knob for _, knob in found if knob), "")

@@ -103,7 +103,7 @@ def first_line(path: Path) -> tuple[int, str]:
         if body := text.lstrip():
             blank = text.count("\n", 0, len(text) - len(body))
             return number + blank, body[: body.find("\n")].rstrip()
-    raise HeadwayError(f"{path}:1: line: the file is empty")
+    raise HeadwayError(f"{path}:1: the file is empty: it has no request")
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ def json_values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """Yield where each JSON value of a text begins, and it; HeadwayError names a damaged line."""
     at = skip_blanks(text, 0)
     if at == len(text):
-        raise HeadwayError(f"{path}:1: line: the file is empty")
+        raise HeadwayError(f"{path}:1: the file is empty: it has no request")
     while at < len(text):
         try:
             value, end = parse_value(text, at)
