@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -245,7 +246,8 @@ def _sized(
     Where eight GPUs cannot keep up with the load, the least that holds each request, and replicas.
     Return the choices, the name of what times the steps, and whether a given size cannot hold.
     """
-    from simulator.diagnosis.feasibility import obstacles
+    from simulator.diagnosis.advice import HEADROOM
+    from simulator.diagnosis.feasibility import busy_share, obstacles
 
     enough: tuple[_Choices, str, list[str]] | None = None  # for each request, not for the load
     why: list[str] = []
@@ -258,13 +260,14 @@ def _sized(
                 why += error.messages
                 continue
         notes = [str(note.message) for note in caught]
-        found = obstacles(scenario, scenario.make_workload() if workload is None else workload)
+        load = scenario.make_workload() if workload is None else workload
+        found = obstacles(scenario, load)
         why += [str(obstacle) for obstacle in found]
         if size is not None or not found:
             _warn([*notes, *map(str, found)])
             return one, cost, bool(found)
         if enough is None and not any(obstacle.memory for obstacle in found):
-            replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
+            replicas = ceil(HEADROOM * busy_share(scenario, load))
             enough = replace(one, replicas=replicas), cost, notes
     if enough is None:
         many = "" if chosen.launch else f"--tensor-parallel-size {size}: "

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -12,16 +13,17 @@ from typing import Any
 from headway.planning.candidate import Candidate, resources
 from headway.planning.plan import Runs, search_all
 from headway.planning.problem import PlanOptions, make_problem, rate_key
-from headway.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
+from headway.planning.runs import MetricValues, metric_values, run_all, warn_once
 from headway.planning.verdict import BEYOND
 from headway.report.metric_rows import BY_KEY
 from headway.report.text import align, served_of
-from simulator.diagnosis.finding import words
+from simulator.diagnosis.finding import follow, words
 from simulator.diagnosis.rules import NOTHING
+from simulator.results.metrics import summarize_record
 from simulator.results.service_levels import FINISH, Judged, Slo, given_levels, parse_slo
 from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
-from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
+from simulator.scenario.load import Source, as_scenario, load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -263,20 +265,14 @@ def _try_all(
     `values` are of the run as it is, `kept` those of the service levels `slos` that it keeps, and
     `warned` what has been warned of.
     """
-    followed: list[Scenario | Outcome] = []
-    for _, _, advice in advised:
-        try:
-            followed.append(follow(scenario, advice))
-        except HeadwayError as error:
-            followed.append(Outcome({}, error.messages))
-    tasks = [one for one in followed if isinstance(one, Scenario)]
-    outcomes = iter(run_all(_measure, tasks, jobs, progress))
+    followed = []
+    for one in advised:
+        with suppress(HeadwayError):  # two that exclude each other
+            followed.append((one, follow(scenario, one[-1])))
+    outcomes = run_all(_measure, [task for _, task in followed], jobs, progress)
     trials = []
-    for (rule, metric, advice), one in zip(advised, followed, strict=True):
-        outcome = one if isinstance(one, Outcome) else next(outcomes)
-        gpus, price = 0.0, None
-        if isinstance(one, Scenario) and outcome.values:
-            gpus, price = resources(one, [outcome.values])
+    for ((rule, metric, advice), task), outcome in zip(followed, outcomes, strict=True):
+        gpus, price = resources(task, [outcome.values]) if outcome.values else (0.0, None)
         warn_once(outcome.warned, warned, words(advice))
         trials.append(
             Trial(
@@ -361,14 +357,9 @@ def _pairs(good: Sequence[Trial]) -> Iterator[tuple[str, str, Mapping[str, Any]]
             yield one.rule, one.metric, {**one.advice, "also": {**own, **more}}
 
 
-def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with a piece of advice followed; HeadwayError where that cannot be."""
-    return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
-
-
 def _measure(scenario: Scenario) -> MetricValues:
     """Make one run, in a worker."""
-    return _known(run(scenario).summary())
+    return _known(summarize_record(run(scenario)))
 
 
 def _known(summary: Mapping[str, Any]) -> MetricValues:

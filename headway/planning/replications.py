@@ -28,6 +28,7 @@ from headway.report.text import align
 from headway.report.winner import LEADS, apart, best_run, overload_lines, overloaded, prices_differ
 from headway.report.winner import winner_lines as name_winner
 from simulator.costs.noise import with_drawn_noise
+from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import TREND
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
@@ -128,7 +129,7 @@ def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues
     """Make the run of a scenario that has the replication's seed, in a worker."""
     result = run_point(scenario, noise=partial(with_drawn_noise, scenario.seed)).whole()
     result.warmup, result.cooldown = warmup, cooldown
-    summary = result.summary()
+    summary: dict[str, Any] = summarize_record(result)
     found = metric_values(summary) | part_values(summary)
     found |= {f"{LEVEL}{one['bound']}": one["value"] for one in summary["headway"].get("slo") or ()}
     return {key: value for key, value in found.items() if not lacks_gaps(found, key)}

@@ -40,6 +40,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.costs.overhead import samples_truncated
 from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
+from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.resolve import resolve
@@ -304,7 +305,7 @@ def latencies(result: Result) -> dict[str, Any]:
         counted = counted & (table.sent >= within[0]) & (table.sent <= within[1])
     times = (1e3 * table.e2el, 1e3 * table.ttft, 1e3 * table.tpot)
     columns = dict(zip(MEANS, times, strict=True))
-    return metric_values(result.summary()) | {BATCH_MEANS: batch_means(columns, counted)}
+    return metric_values(summarize_record(result)) | {BATCH_MEANS: batch_means(columns, counted)}
 
 
 Change = tuple[Scenario, CostModel]

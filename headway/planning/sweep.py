@@ -37,6 +37,7 @@ from headway.planning.runs import (
 )
 from headway.report.comparison import row_per_run
 from headway.report.winner import best_run, overload_lines
+from simulator.results.metrics import summarize_record
 from simulator.results.read import unescape_frame
 from simulator.scenario.load import Source, load_scenario, load_sweep, source_name
 from simulator.scenario.planning_config import SweepConfig
@@ -171,7 +172,7 @@ def _run_missing(
 
 def _measure(scenario: Scenario) -> MetricValues:
     """Run one point, in a worker."""
-    return metric_values(run_point(scenario, tells=True).whole().summary())
+    return metric_values(summarize_record(run_point(scenario, tells=True).whole()))
 
 
 def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) -> None:

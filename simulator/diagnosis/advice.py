@@ -1,6 +1,8 @@
 """Advice on a run: which keys of its scenario to raise, lower or set, and by how much."""
 
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,15 +12,15 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.autoscaler_waits import waits_of
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.feasibility import busy_share, obstacles
-from simulator.diagnosis.finding import Advice, turn
+from simulator.diagnosis.feasibility import Traffic, busy_share
+from simulator.diagnosis.finding import Advice, follow, turn
 from simulator.diagnosis.memory_advice import MOST, WORTH, MemoryAdvisor
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import several_clients
 from simulator.results.request_table import Ints
 from simulator.results.sample import percentiles
 from simulator.results.steady_state import overload
-from simulator.scenario.choose_scheduler import choose_scheduler
+from simulator.util.errors import HeadwayError
 
 SPAN = 0.25  # of the run: in a shorter time all requests come at once
 SMALLEST = 8  # th part of the tokens of a step, at least
@@ -38,23 +40,18 @@ class Advisor(MemoryAdvisor):
 
     def replicas(self) -> list[Advice]:
         """More replicas: as many as end the work while it comes; twice as many after a burst."""
-        cluster = self.run.record.scenario.cluster
-        if cluster is not None and (budget := cluster.max_gpu_budget) is not None:
+        cluster = self.servers
+        if (budget := cluster.max_gpu_budget) is not None:
             return [turn("cluster.max_gpu_budget", budget, self._enough(budget))]
-        if cluster is not None and self.group in cluster.scalers:
+        if self.group in cluster.scalers:
             block, key = cluster.scalers[self.group], cluster.scaler_key(self.group)
             waits, most = waits_of(self.run, self.group, block), block.max_replicas
             if waits.at_most < WAIT_AT_MOST * waits.whole or waits.most_up < most:
                 to = max(min(self._enough(waits.most_up), most), block.min_replicas)
                 return [turn(f"{key}.min_replicas", block.min_replicas, to)]
             return [turn(f"{key}.max_replicas", most, self._enough(most))]
-        key, now = self.replicas_key()
+        key, now = cluster.replicas_of(self.group)
         return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
-
-    def replicas_key(self) -> tuple[str, int]:
-        """Return the key of the group's replicas, and how many they are."""
-        cluster = self.run.record.scenario.cluster
-        return ("cluster.replicas", 1) if cluster is None else cluster.replicas_of(self.group)
 
     @property
     def _spans(self) -> tuple[float, float]:
@@ -66,18 +63,15 @@ class Advisor(MemoryAdvisor):
 
     def _enough(self, now: int) -> int:
         """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
+        load, scenario = self.run.record.workload, self.run.record.scenario
         arriving, whole = self._spans
         times = 2.0 if arriving <= SPAN * whole else HEADROOM * whole / arriving
-        return min(max(int(np.ceil(now * times)), now + 1, self._least()), MOST_REPLICAS)
-
-    def _least(self) -> int:
-        """Say how many the warning before the run asks for, which sees all of the load."""
-        record = self.run.record
-        found, cluster = obstacles(record.scenario, record.workload), record.scenario.cluster
-        if cluster is not None and (cluster.client or cluster.admission):  # no queue tells of it
-            now = self.replicas_key()[1]
-            return int(np.ceil(HEADROOM * now * busy_share(record.scenario, record.workload)))
-        return max((n for one in found if not one.memory for n in one.change.values()), default=0)
+        if rate := Traffic.of(scenario, load).rate:
+            alone = float(self.run.table.e2el[self.run.done].min(initial=whole))
+            times = HEADROOM * rate * (whole - alone) / len(load)
+        if self.servers.client or self.servers.admission:  # no queue tells of those refused
+            times = max(times, HEADROOM * busy_share(scenario, load))
+        return min(self.servers.in_pods(max(now * times, now + 1)), MOST_REPLICAS)
 
     def host(self) -> list[Advice]:
         """Let the host work beside the GPU, and a front end of each rank stream its tokens."""
@@ -195,8 +189,7 @@ class Advisor(MemoryAdvisor):
             if self._prompt_rate(size) >= wanted
             and not self.run.would_break("ttft", self.prompts_slower(size))
         ]
-        cluster = self.run.record.scenario.cluster
-        impatient = cluster is not None and cluster.client is not None  # who waits longer gives up
+        impatient = self.servers.client is not None  # who waits longer gives up
         first = [] if enough[:1] == [to] and not impatient else self.replicas()
         return [*first, *(turn(key, now, size) for size in enough[:1])]
 
@@ -249,7 +242,7 @@ class Advisor(MemoryAdvisor):
             for _ in range(SETTLED if arriving > SPAN * whole else 0):
                 running = share * self._token_time(max(round(running), 1)) / alone
             if running < 1 or 1e3 * self._token_time(round(running)) <= bound:
-                return count
+                return self.servers.in_pods(count)
         return MOST_REPLICAS
 
     # ---------------------------------------------------------------- rules of the scheduler
@@ -279,16 +272,10 @@ class Advisor(MemoryAdvisor):
 
     def prefix_caching(self) -> list[Advice]:
         """Keep the blocks of prompts, where the scheduler can find them."""
+        own = self.run.own_scheduler
+        caches = own is None or own.traits.caches_prefixes
         states = {"mamba_cache_mode": "align"} if self.spec.model.linear else {}
-        changed = self.engine.model_copy(update={"enable_prefix_caching": True} | states)
-        try:
-            chosen = choose_scheduler(replace(self.spec, engine=changed))
-        except ValueError:  # no such cache of states, or of windows with drafts, is simulated
-            return []
-        # None is the installed vLLM's, which caches.
-        caches = chosen is None or chosen.traits.caches_prefixes
-        useful = caches and self.engine.allocation == "paged"
-        return [self.changed("enable_prefix_caching", True)] if useful else []
+        return [self.changed("enable_prefix_caching", True, **states)] if caches else []
 
     def cure(self, cause: str) -> list[Advice]:
         """Say what to do about a cause of waiting, the best first; see `CAUSES`.
@@ -314,6 +301,13 @@ class Advisor(MemoryAdvisor):
 
 class AdvisedEvidence(Evidence):
     """The evidence in a run, and what to do about it."""
+
+    def takes(self, advice: Advice) -> bool:
+        """Say whether the scenario can follow it: some engines and fleets refuse some keys."""
+        with warnings.catch_warnings(), suppress(HeadwayError):
+            warnings.simplefilter("ignore")
+            return bool(follow(self.record.scenario, advice.as_dict()))
+        return False
 
     @cached_property
     def advisor(self) -> Advisor:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,6 @@ from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
 
 LARGEST_PREFILL = 1 << 16  # tokens of a step, beyond which none is faster
-SPARE = 1.2  # times as many replicas as the bound says: at the bound itself a queue only grows
 
 
 class Obstacle(NamedTuple):
@@ -47,7 +46,7 @@ class Obstacle(NamedTuple):
     def __str__(self) -> str:
         """Say it in a line, with the change."""
         told = settings(self.change)
-        told = f"it fits with {told}" if self.memory else f"try {told}, 20 % above this bound"
+        told = f"it fits with {told}" if self.memory else f"it takes {told} at least"
         return f"{self.text}; " + (told if self.change else self.without)
 
 
@@ -194,7 +193,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     what = (
         "not one request fits" if count == whole else f"{count:,} of {whole:,} requests never fit"
     )
-    most, change = model.longest(release_of(engine)), {}
+    most, change, key_of = model.longest(release_of(engine)), {}, scenario.servers.key_of
     if long.any():
         why = f"prompts of up to {prompts.max():,} tokens, max_model_len is {longest:,}"
         if int(prompts.max()) >= most:
@@ -203,7 +202,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
             )
             return Obstacle(f"{what}: {why}", count / whole, {}, memory=True, without=takes)
         to = min(least_length(workload), most)
-        change[_key(scenario, group.name, "engine.max_model_len")] = to
+        change[key_of(group.name, "engine.max_model_len")] = to
         needed = -(-np.minimum(prompts + outputs - 1, most - 1) // engine.block_size)
     else:
         why = (
@@ -212,7 +211,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
         )
     if needed.max() > group.blocks - 1 and not model.keeps_window:
         least = least_change(group.scenario, model, group.gpu, int(needed.max()) + 1)
-        more = {_key(scenario, group.name, key): to for key, to in least.items()}
+        more = {key_of(group.name, key): to for key, to in least.items()}
         change = change | more if more else {}
     return Obstacle(f"{what}: {why}", count / whole, change, memory=True)
 
@@ -237,15 +236,6 @@ def busy_share(scenario: Scenario, workload: Workload) -> float:
 def least_length(workload: Workload) -> int:
     """Return the tokens that every request of a workload has room in, its answer included."""
     return int((workload.prompt_tokens + workload.output_tokens).max())
-
-
-def _key(scenario: Scenario, group: str, key: str) -> str:
-    """Return the dotted key of the scenario for one of a replica of a group."""
-    cluster = scenario.cluster
-    block = key.partition(".")[0]
-    if cluster is None or not cluster.groups or getattr(cluster.groups[group], block) is None:
-        return key
-    return f"cluster.groups.{group}.{key}"
 
 
 def _too_fast(scenario: Scenario, groups: Sequence[_Group], traffic: Traffic) -> Iterator[Obstacle]:
@@ -291,18 +281,14 @@ def _most(groups: Sequence[_Group], what: str, traffic: Traffic, known: float) -
 def _overload(scenario: Scenario, group: _Group, what: str, asked: float, most: float) -> Obstacle:
     """Tell by how much a load is too fast, and how many replicas might keep up."""
     times = asked / max(most, 1e-12)
-    cluster = scenario.cluster
-    key, now = "cluster.replicas", group.replicas
-    if cluster is not None and cluster.is_shared_out:
-        now = cluster.most_replicas
-    elif cluster is not None and cluster.groups:
-        key = f"cluster.groups.{group.name}.replicas"
-    if cluster is not None and group.name in cluster.scalers:
-        key = f"{cluster.scaler_key(group.name)}.max_replicas"
-    to = SPARE * now * times
-    change = {key: ceil(to)} if to <= MOST_REPLICAS else {}
+    cluster = scenario.servers
+    key, now = cluster.replicas_of(group.name)
+    if group.name in cluster.scalers:
+        key, now = f"{cluster.scaler_key(group.name)}.max_replicas", group.replicas
+    to = cluster.in_pods(now * times)
+    change = {key: to} if to <= MOST_REPLICAS else {}
     grows = "a queue grows as long as requests come"
-    if cluster is not None and (cluster.admission or cluster.client):
+    if cluster.admission or cluster.client:
         grows = "the rest is refused or given up"
     verb = "compute" if what == "prompts" else "decode"
     text = (

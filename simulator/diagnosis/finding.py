@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from simulator.scenario.load import with_keys
+from simulator.scenario.scenario import Scenario
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advice:
@@ -20,6 +23,11 @@ class Advice:
         """Return it as summary.json has it."""
         found = {"direction": self.direction, "key": self.key, "from": self.value, "to": self.to}
         return found | ({"also": dict(self.also)} if self.also else {})
+
+
+def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
+    """Return the scenario with a piece of advice followed; HeadwayError where that cannot be."""
+    return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
 
 
 def words(advice: Mapping[str, Any]) -> str:

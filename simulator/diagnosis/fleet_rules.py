@@ -135,8 +135,8 @@ def _spare(run: AdvisedEvidence, count: int) -> list[Advice]:
             key = f"{cluster.scaler_key(group)}.min_replicas"
             offers.append(turn(key, scaling.min_replicas, to))
     else:
-        key, now = run.advisor.replicas_key()
-        offers.append(turn(key, now, now + count))
+        key, now = cluster.replicas_of(group)
+        offers.append(turn(key, now, cluster.in_pods(now + count)))
     if cluster.failures is not None and cluster.failures.mtbf is not None:
         mttr = cluster.failures.mttr
         offers.append(turn("cluster.failures.mttr", mttr, mttr / 4))

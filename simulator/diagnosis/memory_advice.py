@@ -12,6 +12,7 @@ from simulator.diagnosis.feasibility import least_length
 from simulator.diagnosis.finding import Advice, turn
 from simulator.results.record import replicas_in
 from simulator.results.sample import percentiles
+from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.scenario import Scenario
@@ -37,6 +38,7 @@ class MemoryAdvisor:
         waited = {k: sum(each[i] for i in n) for k, n in groups.items() if run.serves(n[0])}
         self.group = max(waited, key=waited.__getitem__)
         numbers = groups[self.group]
+        self.servers: ClusterConfig = scenario.servers
         self.scenario: Scenario = scenario.of_group(self.group)
         self.engine: EngineConfig = self.scenario.engine
         self.spec: EngineSpec = run.record.cores[numbers[0]]
@@ -47,12 +49,9 @@ class MemoryAdvisor:
 
     def key(self, name: str, block: str = "engine") -> str:
         """Return the dotted key of this group's engine or GPU."""
-        cluster = self.run.record.scenario.cluster
-        if cluster is not None and getattr(cluster.replica_groups[self.group], block) is not None:
-            return f"cluster.groups.{self.group}.{block}.{name}"
-        return f"{block}.{name}"
+        return self.servers.key_of(self.group, f"{block}.{name}")
 
-    def changed(self, name: str, to: int, **also: int) -> Advice:
+    def changed(self, name: str, to: int, **also: int | str) -> Advice:
         """Advise another number for a key of this group's engine, and what must go with it."""
         keys = {self.key(key): value for key, value in also.items()}
         now = getattr(self.engine, name)

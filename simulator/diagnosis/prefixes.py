@@ -32,12 +32,8 @@ def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
 def forgotten_prefixes(run: AdvisedEvidence) -> Finding | None:
     """Prompts begin alike, and the prefix cache has evicted what they have in common."""
     engine, scenario = run.engine, run.record.scenario
-    if not engine.enable_prefix_caching or run.record.transfers:
-        return None
-    if engine.prefix_cache != "hash" and engine.policy_name != "sglang":
-        return None  # such a tree has no host tier
     hits = run.gauges["prefix_cache_hit_rate"]
-    if hits is None:
+    if not engine.enable_prefix_caching or hits is None:
         return None
     behind = run.gauges["external_prefix_cache_hit_rate"] or 0.0
     found = float(hits) + (1.0 - float(hits)) * float(behind)
@@ -50,7 +46,7 @@ def forgotten_prefixes(run: AdvisedEvidence) -> Finding | None:
     now = engine.kv_offloading_size
     size = run.advisor.spec.num_gpu_blocks * run.advisor.spec.block_bytes
     to = 4 * now if now else ceil(4 * size * engine.tensor_parallel_size / GIB)
-    advice = [turn("engine.kv_offloading_size", now, to)]
+    advice = [turn(run.advisor.key("kv_offloading_size"), now, to)]
     if now and engine.hicache_write_policy == SELECTIVE:
         advice.insert(0, turn("engine.hicache_write_policy", SELECTIVE, "write_through"))
     return Finding(

@@ -6,10 +6,8 @@ orders them; requests that were lost come before all that were late. What a find
 contradicts one before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.encoder import encoder
@@ -33,6 +31,8 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
 from simulator.results.service_levels import Judged, three_digits
+
+Rule = Callable[[AdvisedEvidence], Finding | None]
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "No finding: no knob needs turning."
@@ -61,11 +61,9 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     if not len(run.done):
         return []
     if not run.done.any():  # the others look at requests that were served
-        lost = [(rule.__name__, rule(run)) for rule in (rejected, tries)]
-        if all(one is None for _, one in lost):  # else that no level is kept follows
-            lost.append(("levels", levels(run)))
-        return [_as_dict(name, one, one.advice) for name, one in lost if one is not None]
-    found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
+        lost = [*_found(run, (rejected, tries))] or _found(run, (levels,))  # which follows from it
+        return [_as_dict(name, one, one.advice) for name, one in lost]
+    found = [*_found(run, RULES)]
     taken_off = 1 - explained(run)
     found = [
         (name, one if name in FLEET else one._replace(weight=taken_off * one.weight))
@@ -83,6 +81,13 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
         found.insert(0, ("server", Finding(1.0, told, E2EL, ())))
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
     return [_as_dict(*one) for one in findings if one[-1] or one[0] in SAID]
+
+
+def _found(run: AdvisedEvidence, rules: Iterable[Rule]) -> Iterator[tuple[str, Finding]]:
+    """Yield each rule that finds something, and that, with advice that the scenario can follow."""
+    for rule in rules:
+        if (one := rule(run)) is not None:
+            yield rule.__name__, one._replace(advice=[*filter(run.takes, one.advice)])
 
 
 def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
@@ -388,7 +393,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
     if cluster.groups or cluster.scalers or now == 1:
         return None
     busy = run.gauges["gpu_busy_fraction"]
-    enough = max(1, int(np.ceil(now * running * busy / LOW_LOAD)))
+    enough = cluster.in_pods(max(1, now * running * busy / LOW_LOAD))
     if enough == now:
         return None
     return Finding(

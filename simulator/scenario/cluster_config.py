@@ -1,5 +1,6 @@
 """A scenario's `cluster`: several replicas of the engine behind a router."""
 
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from simulator.cluster.config import (
@@ -238,6 +239,15 @@ class ClusterConfig(Config):
         if name in self.sleepers:
             return "cluster.sleep_mode.replicas", self.groups[name].replicas
         return f"cluster.groups.{name}.replicas", self.groups[name].replicas
+
+    def key_of(self, name: str, key: str) -> str:
+        """Return the dotted key of a group for one of a replica's scenario."""
+        return f"cluster.groups.{name}.{key}" if name in self.groups else key
+
+    def in_pods(self, replicas: float) -> int:
+        """Return the least number of replicas that is no less and that the pods share evenly."""
+        each = self.pods or 1
+        return each * ceil(replicas / each)
 
     @property
     def scalers(self) -> dict[str, AutoscalingConfig]:

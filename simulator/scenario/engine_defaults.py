@@ -99,6 +99,8 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     if changed.get("name") not in (None, VLLM, TEXTBOOK):
         base = {key: value for key, value in base.items() if key != "version"}  # it is vLLM's
     own = given.get("gpu")
+    if isinstance(own, dict) and isinstance(gpu, dict) and "name" not in own:
+        own = given["gpu"] = gpu | own
     counted = _with_count(own or gpu, base | changed)
     if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):
         given = given | {"gpu": counted}

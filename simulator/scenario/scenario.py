@@ -267,6 +267,11 @@ class Scenario(Config):
         return own
 
     @property
+    def servers(self) -> ClusterConfig:
+        """The cluster; one server is a cluster of one."""
+        return self.cluster or ClusterConfig()
+
+    @property
     def groups(self) -> dict[str, "Scenario"]:
         """Each group's name and the scenario of one of its replicas.
 

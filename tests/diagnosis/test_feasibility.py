@@ -159,7 +159,7 @@ def test_a_plan_spends_no_run_on_what_never_fits(write, tmp_path: Path, capsys) 
     told = capsys.readouterr().out
     assert "fails: answers of 490 tokens/s come" in told
     rows = json.loads((tmp_path / "plan.json").read_text())["candidates"]
-    assert rows[0]["never_holds"].endswith("; try cluster.replicas=2, 20 % above this bound")
+    assert rows[0]["never_holds"].endswith("it takes cluster.replicas=2 at least")
     assert rows[1]["holds"]
 
 

@@ -14,7 +14,6 @@ from headway.planning.diagnose import (
     UNKEPT,
     Held,
     find_held,
-    follow,
     gain,
     table,
     traded,
@@ -22,7 +21,7 @@ from headway.planning.diagnose import (
 )
 from headway.planning.runs import metric_values
 from simulator import diagnose, load_scenario, run
-from simulator.diagnosis.finding import turn, words
+from simulator.diagnosis.finding import follow, turn, words
 from simulator.diagnosis.rules import NOTHING
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
@@ -375,16 +374,16 @@ def test_every_trouble_is_drawn() -> None:
     assert {draw_troubled(seed)[0] for seed in range(100)} == {*TROUBLES}
 
 
-def test_table_of_what_cannot_be(write, monkeypatch) -> None:
-    """Nobody can follow it, so it is not advised."""
+def test_what_cannot_be_followed_is_left_out(write, monkeypatch) -> None:
+    """Of two keys that exclude each other; each alone is in the table."""
     from headway.planning import diagnose as module
 
-    def refuse(scenario, keys):
-        raise HeadwayError("three: no")
+    def refuse(scenario, advice):
+        if advice["key"] == "cluster.replicas":
+            raise HeadwayError("three: no")
+        return follow(scenario, advice)
 
-    monkeypatch.setattr(module, "with_keys", refuse)
+    monkeypatch.setattr(module, "follow", refuse)
     found = diagnose(load_scenario(write(THREE)), jobs=1)
-    assert not any(trial.values for trial in found.trials)
-    said = table(found)
-    assert "raise engine.max_num_seqs from 1 to 4" not in said
-    assert "No advice makes it better: leave the keys as they are." in said
+    assert [trial.advice["key"] for trial in found.trials] == ["engine.max_num_seqs"]
+    assert "cluster.replicas" not in table(found)
