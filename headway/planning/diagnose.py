@@ -372,7 +372,10 @@ def _known(summary: Mapping[str, Any]) -> MetricValues:
 
 def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
-    told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
+    given = given_levels(found.verdicts)
+    lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
+    shown = found.verdicts if lost else given  # the table counts those given
+    told = [f"Service levels: {'; '.join(shown)}."] if shown else []
     told += filter(None, [trend_warning(found.values)])
     lines = [*told, *(line for finding in found.findings for line in _finding(found, finding))]
     if not found.trials:
@@ -385,7 +388,6 @@ def table(found: Diagnosis) -> str:
     bounded = [bound.partition("<")[0] for bound in found.verdicts if "_ms<" in bound]
     columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
-    given = given_levels(found.verdicts)
     levels = ["levels kept"] if given else []
     order = f"{BY_LEVELS}{lead}" if given else lead
     rows = [("advice", *levels, *map(_label, columns), "GPUs", "$/h")]
@@ -406,7 +408,6 @@ def table(found: Diagnosis) -> str:
         notes.append("All service levels are kept as it is: nothing needs turning.")
     elif levels and all(trial.missed for trial in runs):
         notes.append(ENOUGH)
-    lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
     if lost and any(" kept" in bound for bound in found.verdicts):
         notes.append(UNKEPT)
     if (requests := found.values["num_prompts"]) < found.wanted:

@@ -127,24 +127,27 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return of each finding what a reader is told: its text, and the knob or "".
 
     `gauges` is what stands under `headway` in a summary. Where the run keeps its service levels,
-    that is told first, and a knob only where it saves replicas.
+    that is all, beside a knob that saves replicas; a level that is close has the others' texts.
     """
     met = bool(gauges.get("slo_met"))
     grows = gauges.get("stationary") is False and (gauges.get("trend_per_s") or 0.0) > 0
     kept = met and not grows
-    findings = gauges.get("diagnosis") or ()
-    found = [
-        (str(one["text"]), "" if kept and one["rule"] != "low_load" else str(one["knob"]))
-        for one in findings
-    ]
     levels = [(Judged.of(one), one["met"]) for one in gauges.get("slo") or ()]
+    close = [f"{one.slo.text} is {one}" for one, _ in levels if kept and one.close]
+    findings = gauges.get("diagnosis") or ()
+    saves = [one["rule"] == "low_load" for one in findings]
+    found = [
+        (str(one["text"]), "" if kept and not fewer else str(one["knob"]))
+        for one, fewer in zip(findings, saves, strict=True)
+        if close or fewer or not kept
+    ]
     if all(one["rule"] != "levels" for one in findings):  # a run that kept no requests has none
         found += [(f"{BROKEN}{one.slo.text} is {one}.", "") for one, good in levels if not good]
     if met and grows:
         return [(GROWS, ""), *found]
-    if close := [f"{one.slo.text} is {one}" for one, _ in levels if kept and one.close]:
+    if close:
         return [(CLOSE.format("; ".join(close)), ""), *found]
-    return [(KEPT, ""), *found] if kept and found else found
+    return [(KEPT, ""), *found] if kept and findings else found
 
 
 def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:

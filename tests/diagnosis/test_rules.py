@@ -283,11 +283,14 @@ def test_low_load(diagnose) -> None:
 
 
 def test_what_is_kept_is_told_first() -> None:
-    """Without a knob, unless a queue grows."""
+    """Alone, unless a queue grows or fewer replicas would do."""
     more = {"rule": "host", "text": "The GPU waits.", "knob": "set it"}
-    assert diagnosis_lines({"diagnosis": [more], "slo_met": True}) == [
-        "- All service levels are kept: nothing needs turning.",
-        "- The GPU waits.",
+    fewer = {"rule": "low_load", "text": "Little comes.", "knob": "lower it"}
+    first = "- All service levels are kept: nothing needs turning."
+    assert diagnosis_lines({"diagnosis": [more], "slo_met": True}) == [first]
+    assert diagnosis_lines({"diagnosis": [more, fewer], "slo_met": True}) == [
+        first,
+        "- Little comes.\n  Knob: lower it.",
     ]
     grows = {"stationary": False, "trend_per_s": 0.3, "slo_met": True}
     more = {"rule": "memory", "text": "Full.", "knob": "raise it"}
@@ -362,7 +365,7 @@ def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
 
 
 def test_no_knob_where_the_service_levels_are_kept(write, tmp_path, capsys) -> None:
-    """A finding stays one; nothing needs turning, though, and the page says so, too."""
+    """A finding stays in the summary; nothing needs turning, though, and the page says so, too."""
     path = write(CALM)
     sets = ["--set", "engine.scheduling_policy=static", "--set", UNEVEN, "--out", str(tmp_path)]
     assert (
@@ -370,9 +373,9 @@ def test_no_knob_where_the_service_levels_are_kept(write, tmp_path, capsys) -> N
     )
     told = capsys.readouterr().out
     finding = json.loads((tmp_path / "summary.json").read_text())["headway"]["diagnosis"][0]
-    assert f"- All service levels are kept: nothing needs turning.\n- {finding['text']}\n" in told
-    assert "Knob" not in told
+    assert "- All service levels are kept: nothing needs turning.\n==" in told
+    assert finding["text"] not in told
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "--out", str(page)]) == 0
     assert "All service levels are kept" in page.read_text()
-    assert finding["knob"] not in page.read_text()
+    assert finding["text"] not in page.read_text()

@@ -238,6 +238,8 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
         "Service levels: p50_ttft_ms<=2500 kept with 20 % to spare; p99_"
     )
     assert found.as_it_is.missed == 1
+    assert found.verdicts[2].startswith("completion>=1 kept")  # nobody gave it, and it is kept
+    assert "completion" not in table(found)
     assert re.search(
         r"\nadvice +levels kept .*\n-+\nas it is +1 of 2 ", table(found)
     )  # 2 were given
