@@ -31,6 +31,7 @@ from simulator.util.errors import HeadwayError, one_line
 from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.describe import describe
 
+BUTTONS = 3  # of a finding, at most: each turns one knob
 COARSE = 10  # a first look is at a tenth of the requests
 FEW = 500  # requests, of which there is no first look
 FIRST = 2000  # requests of a first look at most
@@ -153,13 +154,13 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 
 
 def _findings(own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what stands out, with its knob in words and, where this page has it, what turns it."""
+    """Yield what stands out, with its knob in words and what of it this page turns, each alone."""
     names = {key: name for name, key in KEYS.items()}
     known = {one["text"]: one for one in own.get("diagnosis") or ()}
     for text, knob in told_findings(own):
         found = known.get(text, {})
         offers = (one for one in found.get("advice", ()) if knob and one["key"] in names)
-        turn = {names[one["key"]]: one["to"] for one in islice(offers, 1)}
+        turn = {names[one["key"]]: one["to"] for one in islice(offers, BUTTONS)}
         more = {"plan": text.startswith(BROKEN), "rule": found.get("rule")}
         yield {"text": text, "knob": knob, "turn": turn} | more
 

@@ -104,7 +104,10 @@ def test_another_gpu_has_its_engine_s_own_sizes() -> None:
     assert last["sizes"] == {"tokens": 8192, "seats": 1024}
     late = [*few, "engine.max_num_seqs=4", "workload.request_rate=20"]
     (last,) = answers(Job(2, "demo", tuple(late)), lambda: False)
-    assert {"seats", "replicas"} & {name for one in last["advice"] for name in one.get("turn", ())}
+    turns = [one["turn"] for one in last["advice"] if "turn" in one]
+    assert any(
+        {"seats", "replicas"} <= turn.keys() for turn in turns
+    )  # which of them, a buyer says
     assert any(one.get("plan") for one in last["advice"])
     rules = {one["rule"] for one in last["advice"] if one.get("knob")}
     assert rules >= {"levels", "waiting"}  # by which the page puts each beside its chart
