@@ -75,8 +75,8 @@ def profile_name(meta: Mapping[str, object]) -> str:
 
 def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     """Fit a profile to a file of measured steps, meta.json beside it; write profile and plot."""
-    if not source.is_file():
-        raise HeadwayError(f"--from {source}: no such file")
+    if lacking := [one for one in (source, source.parent / META) if not one.is_file()]:
+        raise HeadwayError(f"--from {source}: no such file: {lacking[0]}")
     meta = read_meta(source.parent / META)
     rows = read_rows(source)
     name = profile_name(meta)

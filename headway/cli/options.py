@@ -178,7 +178,7 @@ class RunOptions:
     replications: Annotated[
         int | None,
         silent("runs, 2 or more; each draws arrivals, lengths and cost errors anew [default: 1]"),
-        whole(),
+        whole(2, 10_000),
     ] = None
     warmup: Annotated[float, silent("seconds left out after the first request"), between(0)] = 0.0
     cooldown: Annotated[float, silent("seconds left out before the last request"), between(0)] = 0.0

@@ -37,7 +37,7 @@ APART = {
     "cluster.groups.prefill.kv_role": "kv_producer",
     "cluster.groups.decode.kv_role": "kv_consumer",
 }
-FEW = "it takes two replicas, which are no fewer than the {} that are enough"
+FEW = "it needs two replicas, so it saves none of the {} that are enough"
 KNOWN = 0.1  # share of the prompt tokens from which on a router that keeps prefixes is tried
 
 

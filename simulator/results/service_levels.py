@@ -329,7 +329,7 @@ def _read_slo(text: str) -> Slo:
             raise ValueError(
                 f"no metric {metric!r}; there are mean, median, std and any percentile (p99, "
                 f"p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms, and {', '.join(others)}"
-                f"{did_you_mean(metric, (*others, *near))}"
+                f"{did_you_mean(metric, (*others, *filter(_STATISTIC.fullmatch, near)))}"
             )
         if named["p"] is not None:
             percentile = float(named["p"])

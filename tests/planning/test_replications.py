@@ -183,6 +183,7 @@ def test_compare_command(write, tmp_path, capsys):
     ("arguments", "what"),
     [
         (["--replications", "1"], "--replications 1: must be 2 to 10,000"),
+        (["--replications", "-3"], "--replications -3: must be 2 to 10,000 ("),
         (["--warmup", "-1"], "--warmup -1: must be 0 or more ("),
         (["--cooldown", "nan"], "--cooldown nan: must be 0 or more ("),
         (["--warmup", "1e9"], "none is left to measure"),

@@ -105,6 +105,7 @@ def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_fo
     ("slo", "message"),
     [
         ("p99_tft_ms<=1", "no metric 'p99_tft_ms'"),
+        ("throughput>=3", r"finish; did you mean output_throughput\?$"),
         ("goodput>=0.9", "needs bounds"),
         ("finish<=6", "or finish<=6:00"),
         ("finish<=0:00", "or finish<=6:00"),

@@ -241,6 +241,10 @@ def test_unknown_missing_and_empty(put, tmp_path):
     assert complaints(put("a,b\n1,2\n"))[0].startswith(
         "1: format: 'a,b' begins no known format. Known are: azure, burstgpt, "
     )
+    lines = "arrival,prompt_tokens,output_tokens\nnan,5,3\n"
+    assert complaints(put(lines)) == [
+        "2: arrival: 'nan' is no time, as 12.5 or 2023-11-16 18:15:46"
+    ]
     assert complaints(put(""))[0] == "1: the file is empty: it has no request"
     for form in ("guidellm", "vllm_bench", "weka", "otel"):
         assert complaints(put(" \n"), format=form) == ["1: the file is empty: it has no request"]

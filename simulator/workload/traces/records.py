@@ -267,7 +267,7 @@ class Records:
                 values = [None if value == -1 else value for value in values]
             times, self.units[field] = cells.clock(values, unit, tell)
             if field == "arrival" and "" not in source.names and np.isnan(times).any():
-                _need(values, "is no time", tell)
+                _need(values, "is no time, as 12.5 or 2023-11-16 18:15:46", tell)
             return times
         if field in {"images", "samples", "prompt", "output"}:
             values = [len(value) if isinstance(value, list) else value for value in values]
