@@ -208,7 +208,7 @@ class Row:
         """Return the ids of blocks under a key; [] for none, or where they are wrong."""
         if ids is None:
             return []
-        if not isinstance(ids, list) or not all(type(i) is int or type(i) is str for i in ids):
+        if not isinstance(ids, list) or not {*map(type, ids)} <= {int, str}:
             self.add_problem(key, "not a list of ids")
             return []
         return ids

@@ -206,8 +206,10 @@ def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
 
 def _noted(columns: Columns, name: str) -> Ints:
     """Return the whole numbers of a column that is kept as texts; 0: none."""
-    words = columns.get(name, ["0"] * len(columns["output"]))
-    return np.array([float(w) if is_plain(w, whole=True) else 0.0 for w in words], np.int64)
+    if name not in columns:
+        return np.zeros(len(columns["output"]), np.int64)
+    told = (float(word) if is_plain(word, whole=True) else 0.0 for word in columns[name])
+    return np.fromiter(told, np.int64)
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:

@@ -297,7 +297,7 @@ class Records:
 def _first_told(field: str, values: Iterable[object]) -> object:
     """Return the first value that there is, and where several columns may tell, that says it."""
     there = [value for value in values if value is not None and value != ""]
-    if field in fields.SEVERAL and len(there) > 1:
+    if len(there) > 1 and field in fields.SEVERAL:
         there = [value for value in there if is_told(field, str(value))] or there
     return there[0] if there else None
 
