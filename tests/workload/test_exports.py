@@ -172,3 +172,25 @@ def test_gaps_between_requests_are_no_times(put, name):
     assert name not in str(found.value)
     said = told(path, columns={"arrival": name, "prompt": "prompt_tokens"})[1]
     assert any("gives gaps between requests by its name" in text for text in said)
+
+
+@pytest.mark.parametrize("wrap", [lambda ones: ones, lambda ones: {"run": "a", "requests": ones}])
+def test_requests_by_name_in_an_object(put, wrap):
+    """They were read as one request of the first one's time and lengths."""
+    ones = {f"r{k}": {"arrival": k, "prompt_tokens": 9, "output_tokens": 5} for k in range(3)}
+    assert read_trace(put(json.dumps(wrap(ones)))).arrival.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("e2e_time,arrived_when,n_in,n_out", "arrival=arrived_when,prompt=n_in,output=n_out"),
+        ("end_time,n_in,n_out", "no column of arrivals"),
+        ("offset_ms,n_in,n_out", "arrival=offset_ms,prompt=n_in"),
+        ("arrival,prompt_chars,output_chars", "lacks a column of each request's prompt, output"),
+    ],
+)
+def test_no_latency_end_or_text_is_proposed_for_what_is_needed(put, head, said):
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(f"{head}\n{','.join('1' for _ in head.split(','))}\n", "log.csv"))
+    assert said in str(caught.value)

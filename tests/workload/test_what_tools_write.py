@@ -42,7 +42,7 @@ def test_a_column_that_says_no_hides_none_that_says_yes(put):
     work, said = told(put(f"{head},cache_hit,semantic_cache_hit\n{rows}"))
     assert (len(work), said) == (
         1,
-        ["cache_hit: requests left out: 1, answered by a proxy's cache"],
+        ["cache_hit or semantic_cache_hit: requests left out: 1, answered by a proxy's cache"],
     )
 
 

@@ -178,8 +178,7 @@ class Records:
         for text, count in notes.items():
             ledger.note(text, count)
         for field, count in self.beside.items():
-            name, why = ledger.name_of[field], BESIDE[field]
-            ledger.note(f"{name}: requests left out", count, f", {why}")
+            ledger.note(f"{self._name(field)}: requests left out", count, f", {BESIDE[field]}")
         for field, words in self.strange.items():
             named = ", ".join(map(repr, list(words)[:SHOWN]))
             ledger.note(

@@ -80,6 +80,8 @@ def _in_page(values: dict[str, Any], needed: Sequence[str]) -> list[dict[str, An
     if all(isinstance(one, dict) for one in values.values()) and _is_one(values, needed):
         places = next(iter(values.values()))
         return [{name: one.get(k) for name, one in values.items()} for k in places]
+    if _are_all_requests(values, needed):
+        return [*values.values()]
     lists = [key for key in lists_of_objects(values) if _is_one(flat(values[key][0]), needed)]
     if not lists or _is_one(flat(values), needed):
         return [values]
@@ -122,9 +124,17 @@ def _requests_in(values: Mapping[str, Any], needed: Sequence[str]) -> list[str] 
     lists = lists_of_objects(values)
     if several := [key for key in lists if _is_one(flat(values[key][0]), needed)]:
         return several
-    if all(isinstance(one, dict) and _is_one(flat(one), needed) for one in values.values()):
+    if _are_all_requests(values, needed):
         return [*values]
+    if several := [key for key, one in values.items() if _are_all_requests(one, needed)]:
+        return several
     return None if _is_one(flat(values), needed) else lists[:1] or ([] if needed else None)
+
+
+def _are_all_requests(whole: object, needed: Sequence[str]) -> bool:
+    """Return whether a value is an object of requests, as one under each request's name."""
+    ones = [*whole.values()] if isinstance(whole, dict) else []
+    return bool(ones) and all(isinstance(one, dict) and _is_one(flat(one), needed) for one in ones)
 
 
 def lists_of_objects(whole: Mapping[str, object]) -> list[str]:
