@@ -26,6 +26,7 @@ from calibration.measured.workload import (
     ROUNDS,
     UNTOLD_RATIO,
     draw_from_pool,
+    first_wave,
     frontend,
     generate,
     limit_patience,
@@ -217,6 +218,7 @@ def _predict(
             told=run.count("max_num_batched_tokens") is not None,
             alike=drawn and not tells_lengths(run),
             experts=spec.model.num_experts,
+            first=first_wave(workload),
         )
         outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:

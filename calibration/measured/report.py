@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -179,29 +180,17 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
 def json_rows(outcomes: Sequence[Outcome]) -> Iterator[dict[str, object]]:
     """Yield what `write_json` writes."""
     for outcome in outcomes:
-        yield from _json_rows(outcome)
-
-
-def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
-    name = outcome.run.run_id
-    intervals = {one.metric: one for one in outcome.sensitivity if one.interval is not None}
-    if outcome.reason:
-        nothing = dict.fromkeys(("metric", "predicted", "measured", "error"))
-        yield {"run_id": name, **nothing, "reason": outcome.reason}
-    for row in outcome.rows:
-        yield {
-            "run_id": name,
-            "metric": row.metric,
-            "predicted": row.predicted,
-            "measured": row.measured if isfinite(row.measured) else None,
-            "error": row.error if isfinite(row.error) else None,
-            **(
-                {"interval_95": [*(one.interval or ())], "shares": dict(one.shares)}
-                if (one := intervals.get(row.metric))
-                else {}
-            ),
-            **({"impossible": outcome.impossible} if outcome.impossible else {}),
-        }
+        name = {"run_id": outcome.run.run_id}
+        if outcome.reason:
+            nothing = dict.fromkeys(("metric", "predicted", "measured", "error"))
+            yield {**name, **nothing, "reason": outcome.reason}
+        known = {one.metric: one for one in outcome.sensitivity}
+        for row in outcome.rows:
+            found = name | asdict(row) | {"error": row.error}
+            found |= {key: None for key in ("measured", "error") if not isfinite(found[key])}
+            if (one := known.get(row.metric)) and one.interval is not None:
+                found |= {"interval_95": [*one.interval], "shares": dict(one.shares)}
+            yield found | ({"impossible": outcome.impossible} if outcome.impossible else {})
 
 
 def write_plots(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:

@@ -263,6 +263,11 @@ def draw_from_pool(run: Run, load: Workload) -> tuple[Workload, int]:
     ), len(warm)
 
 
+def first_wave(load: Workload) -> float:
+    """Return the share of a closed loop's requests that are sent at once, before all others."""
+    return min(load.max_concurrency or 0, int((load.arrival == load.arrival[0]).sum())) / len(load)
+
+
 def limit_patience(load: Workload, seconds: float | None) -> None:
     """Let each client give up so long after sending, if it has not before; None: none does."""
     if seconds is not None:

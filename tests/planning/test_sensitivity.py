@@ -213,6 +213,8 @@ def test_flags_that_nobody_told_make_ttft_less_sure():
     assert {*untold} - {*told} == {"flags"}
     assert untold["flags"] == {"mean_ttft_ms": (31.0, 31.0)}
     assert told["requests"] == {"mean_ttft_ms": (11.0, 15.5), "mean_tpot_ms": (0.3, 0.3)}
+    cold = unexplained(base, drawn=True, first=0.1)["cold engine"]
+    assert cold == {"mean_ttft_ms": (0.0, pytest.approx(24.0))}
     assert unexplained(base, drawn=False, told=False).keys() == {"client", "rest"}
 
 
