@@ -307,7 +307,7 @@ class EngineConfig(Config):
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="front ends of such a server; null: data_parallel_size",
+        description="front ends, which share a token's time; null: data_parallel_size",
     )
     long_prefill_token_threshold: WholeNumber = Field(
         0, description="most tokens of one prompt in a step; 0: no limit"

@@ -36,7 +36,7 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
 - the API server streams a token of each sequence in another process, and no step is delivered
-  sooner: the host's work takes `stream_per_sequence` n at least;
+  sooner: it takes `stream_per_sequence` n at least, as the host's work where that is `overlapped`;
 - layers with a sliding window of w tokens read min(S, w N) of the cache, as if all sequences were
   of the mean length; with terms of their own, added to c S, c' S and d P (of the pairs within);
 - decodes that verify drafts (speculative decoding) have several queries each: dense(T) and head are
@@ -60,7 +60,7 @@ from simulator.core.executor import MIXED_GRAPH_PROMPTS, Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
 from simulator.costs.tables import MAX_TABLE_TOKENS, Table
-from simulator.costs.terms import CHUNK_TERMS, MIXED_TERMS, PiecewiseTerms
+from simulator.costs.terms import ADDED_TERMS, CHUNK_TERMS, MIXED_TERMS, PiecewiseTerms
 from simulator.models.sliding_window import window_pairs
 
 MAX_TABLE_SEQUENCES = 1 << 10
@@ -136,10 +136,10 @@ class PiecewiseCost(PiecewiseTerms):
         counts = np.arange(min(len(self._dense), MAX_TABLE_SEQUENCES + 1), dtype=np.int64)
         waits = np.asarray(self.overhead + self.overhead_per_sequence * counts)
         hidden = waits + self._host_of_decodes(counts)
-        if not self.has_host_work:
-            hidden[:] = 0.0
-        elif not self.overlapped:
-            hidden[:] = inf
+        if not self.overlapped:
+            hidden[:] = self.stream_per_sequence * counts
+            if any(getattr(self, name) for name in ADDED_TERMS):
+                hidden[:] = inf
         return counts, waits, hidden
 
     @cached_property
@@ -314,7 +314,7 @@ class PiecewiseCost(PiecewiseTerms):
             return kernels, 0.0
         host = self._host_seconds(sequences, prompts, new)
         if not self.overlapped:
-            return kernels + host, 0.0
+            return max(kernels + host, self.stream_per_sequence * sequences), 0.0
         least = self.overhead + self.overhead_per_sequence * sequences + host
         return (kernels, 0.0) if kernels >= least else (least, least - kernels)
 
@@ -325,11 +325,12 @@ class PiecewiseCost(PiecewiseTerms):
             + self.host_per_prefill * prompts
             + self.host_per_prefill_token * new
         )
-        return max(work, self.stream_per_sequence * sequences)
+        return max(work, self.stream_per_sequence * sequences) if self.overlapped else work
 
     def _host_of_decodes(self, counts: Counts) -> Seconds:
         work = self.host + self.host_per_sequence * counts
-        return np.asarray(np.maximum(work, self.stream_per_sequence * counts))
+        streamed = self.stream_per_sequence * counts
+        return np.asarray(np.maximum(work, streamed) if self.overlapped else work)
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
@@ -385,10 +386,10 @@ class PiecewiseCost(PiecewiseTerms):
         if self.launch:
             launched = np.maximum(seconds, self.overhead + waits + self.launch)
             seconds = np.where(counts > self._largest_graph, launched, seconds)
-        host = self._host_of_decodes(counts)
-        least = self.overhead + waits + host
-        shown = np.maximum(seconds, least) if self.overlapped else seconds + host
-        return np.asarray(shown)
+        host, least = self._host_of_decodes(counts), self.stream_per_sequence * counts
+        if self.overlapped:
+            return np.asarray(np.maximum(seconds, self.overhead + waits + host))
+        return np.asarray(np.maximum(seconds + host, least))
 
     def host_step_seconds(self, step: Step) -> float:
         prompts = step.prefills

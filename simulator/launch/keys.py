@@ -376,9 +376,6 @@ OWN = {
 def _finish(launch: Launch, command: Command, nodes: int) -> None:
     """Settle what several options say together, and the environment."""
     engine = launch.engine
-    if engine.get("api_server_count") and engine.get("data_parallel_size", 1) == 1:
-        del engine["api_server_count"]
-        launch.without_effect.append("--api-server-count")
     experts, gpus = launch.pool.pop("ep_size", 1), engine.get("tensor_parallel_size", 1)
     if experts not in (1, gpus):
         what = f"is not simulated: experts in {experts} parts on {gpus} GPUs"

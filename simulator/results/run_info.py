@@ -58,7 +58,7 @@ def _engines(scenario: Scenario) -> list[Summary]:
 def _host(cost: CostModel) -> Summary:
     """Return the host's part of a cost model, s; nothing where it has none of its own."""
     work = cost.host_work
-    if work is None:
+    if work is None or not (work.per_step or work.per_sequence):
         return {}
     host = {
         "per_step_s": work.per_step,

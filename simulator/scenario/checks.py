@@ -278,9 +278,9 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     if stages > 1 and not engine.follows_vllm:
         what = f"the batch queue is vLLM's; {engine.name} is simulated with one stage"
         yield "engine.pipeline_parallel_size", "engine.name", what
-    if ranks == 1 and engine.api_server_count is not None:
-        what = "needs a data_parallel_size of 2 and more: others have one engine to send to"
-        yield "engine.api_server_count", "engine.data_parallel_size", what
+    if engine.api_server_count is not None and not engine.follows_vllm:
+        what = f"is vLLM's; {engine.name} is simulated with one front end"
+        yield "engine.api_server_count", "engine.name", what
     if ranks > 1 and not engine.follows_vllm:
         what = f"the internal load balancer is vLLM's; for {engine.name} use cluster.replicas"
         yield "engine.data_parallel_size", "engine.name", what

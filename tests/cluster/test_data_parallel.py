@@ -353,8 +353,8 @@ def test_a_router_sees_one_target_for_each_server(tmp_path: Path) -> None:
             "s.yaml:1: engine.data_parallel_size: must be at least 1, not 0",
         ),
         (
-            "engine: {api_server_count: 2}",
-            "s.yaml:1: engine.api_server_count: needs a data_parallel_size of 2 and more",
+            "gpu: {count: 1}\nengine: {name: sglang, api_server_count: 2}",
+            "s.yaml:2: engine.api_server_count: is vLLM's; sglang is simulated with one front end",
         ),
         (
             "gpu: {count: 2}\nengine: {name: sglang, data_parallel_size: 2}",

@@ -99,14 +99,18 @@ def host_work(cost: PiecewiseCost, step: Step) -> float:
     sequences = step.decodes + prompts
     work = cost.host + cost.host_per_sequence * sequences
     work += cost.host_per_prefill * prompts + cost.host_per_prefill_token * new
-    return max(work, cost.stream_per_sequence * sequences)
+    return max(work, cost.stream_per_sequence * sequences) if cost.overlapped else work
 
 
 def formula(cost: PiecewiseCost, step: Step) -> float:
     """Return the seconds of a step."""
     seconds, host = without_host(cost, step), host_work(cost, step)
-    waits = cost.overhead + cost.overhead_per_sequence * (step.decodes + len(step.prefills))
-    seconds = max(seconds, waits + host) if cost.overlapped and host else seconds + host
+    sequences = step.decodes + len(step.prefills)
+    waits = cost.overhead + cost.overhead_per_sequence * sequences
+    if cost.overlapped:
+        seconds = max(seconds, waits + host) if host else seconds
+    else:
+        seconds = max(seconds + host, cost.stream_per_sequence * sequences)
     seconds += wait_for_longest(cost, step)
     if not (copies := step.copies):
         return seconds

@@ -1,5 +1,6 @@
 """The host of a server: on several GPUs, and behind its API servers."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,16 @@ def test_no_step_is_delivered_before_the_api_server_has_streamed_the_one_before(
         assert cost.execute(Step([], 2, 9)).seconds == 2.0
         assert cost.execute(Step([PROMPT], 7, 9)).seconds == many
         assert cost.decode_seconds(np.array([8, 2]), np.array([9, 9])).tolist() == [many, 2.0]
+        cost = with_overhead(own, KERNELS, overlapped=False)
+        times = [cost.execute(Step([], count, 9)).seconds for count in (8, 2)]
+        assert times == [max(many, 3.0), 3.0]  # nothing hides the host's 2 s behind 1 s of kernels
+        assert cost.decode_seconds(np.array([8, 2]), np.array([9, 9])).tolist() == times
+        alone = with_overhead(replace(own, host=0.0), KERNELS, overlapped=False)
+        assert alone.execute(Step([], 8, 9)).seconds == many
+        assert alone.execute(Step([PROMPT], 7, 9)).seconds == many
+        assert alone.leap(Step([], 2, 9), 2).seconds == [1.0, 1.0]
+    one, four = (cost_on(1, api_server_count=count).stream_per_sequence for count in (1, 4))
+    assert one == pytest.approx(4 * four)
     each, both = (
         cost_on(2, data_parallel_size=2, api_server_count=count).stream_per_sequence
         for count in (2, 1)
