@@ -195,7 +195,7 @@ def roofline(
         mixed_per_window=windowed * mixed,
         name=f"roofline{scaled}",
         residuals=dict.fromkeys(REGIMES, spread_of(gpu, dtype)),
-        unmeasured=f"kernels of {model.name} on {gpu.name}",
+        unmeasured=f"kernels of {model.name} in {dtype} on {gpu.name}",
     )
 
 

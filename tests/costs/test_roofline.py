@@ -98,6 +98,10 @@ def test_roofline_of_other_precisions_and_hardware() -> None:
     assert int4.dense_seconds(one) < fp8.dense_seconds(one) < full.dense_seconds(one)
     assert fp8.dense_seconds(long) < 0.85 * full.dense_seconds(long)
     assert int4.dense_seconds(long) == pytest.approx(full.dense_seconds(long))
+    # No table has Marlin's products of 4-bit weights: 10 to 17 % slower in a blind set.
+    assert int4.unmeasured == "kernels of llama-3-8b in int4 on H100-80GB"
+    assert int4.residuals is not None
+    assert 1.96 * int4.residuals["decode"] > 0.17
     assert roofline(LLAMA, a100, dtype="fp8").dense_seconds(long) == pytest.approx(
         roofline(LLAMA, a100).dense_seconds(long)
     )
