@@ -221,7 +221,7 @@ class EngineConfig(Config):
         description="most queued prompt tokens; beyond, HTTP 503 (vLLM 0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        16, description="tokens in a block of the KV cache"
+        16, description="tokens in a block of the KV cache; vllm: a multiple of 16"
     )
     gpu_memory_utilization: PositiveShare = Field(
         0.92, description="share of its GPU's memory that an engine uses"

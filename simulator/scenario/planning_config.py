@@ -101,7 +101,7 @@ class PlanConfig(Config):
         96, description="most runs, doubled up to this number"
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of the largest load; `fewest`, `cheapest`: a tenth of its risk"
+        0.95, description="of the largest load; for `fewest`, `cheapest` a tenth of its risk, 0.995"
     )
     tolerance: PositiveShare = Field(0.05, description="tolerance of the largest rate, a share")
     min_duration: PositiveFinite = Field(

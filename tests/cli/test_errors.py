@@ -111,7 +111,7 @@ def test_several_errors_are_a_line_each(folder, capsys):
     assert main(["compare", "small.yaml", *vary]) == 2
     assert sorted(capsys.readouterr().err.splitlines()) == [
         "headway: error: --set engine.block_size=0: engine.block_size: must be at least 1, not 0 "
-        "(tokens in a block of the KV cache)",
+        "(tokens in a block of the KV cache; vllm: a multiple of 16)",
         "headway: error: --vary engine.max_num_seqs=0: engine.max_num_seqs: must be at least 1, "
         "not 0 (most running requests; left out, 256, or 1024 on GPUs from 70 GiB on, except A100)",
     ]
