@@ -25,6 +25,7 @@ from headway.twin.fault_injection import FAILURES
 from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
+from simulator.schedulers.door import REQUESTS, TOKENS
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from tests.support.commands import ROOT
@@ -293,7 +294,7 @@ def test_each_refusal_is_one_of_the_table() -> None:
                 made.add(first.value)
             elif name == "refuse" and isinstance(first, ast.Dict):
                 made |= {one.value for one in first.keys if isinstance(one, ast.Constant)}
-    assert made | {*FAILURES} == REFUSALS.keys()
+    assert made | {*FAILURES, REQUESTS, TOKENS} == REFUSALS.keys()
 
 
 def test_a_missing_package_is_named_with_both_ways_to_install_it() -> None:

@@ -143,7 +143,7 @@ class ApiServer:
         try:
             answer.due = await self._pass_frontend(came, len(wanted.tokens))
             why = self.engine.refuses(self._asked(answer, choices[0]), count)
-            refuse({"queue": why}, limit=why)
+            refuse({why: why})
             found = await (self._stream if wanted.asked.stream else self._whole)(request, answer)
             if isinstance(answer, ResponseAnswer):
                 self.responses.keep(answer)
