@@ -18,8 +18,9 @@ from calibration.measured.runs import NEAR, Run
 from calibration.measured.workload import read_config, replay
 from calibration.server_logs.response_surface import Prior
 from calibration.text_files import read_rows
-from simulator.costs.cost_model import CostModel, DraftedCost
+from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import Fitted
+from simulator.features.drafts.cost import DraftedCost
 from simulator.features.images.cost import EncoderCost
 from simulator.features.lora.cost import LoraCost
 from simulator.results.request_table import gather_requests

@@ -14,12 +14,12 @@ from typing import Any
 import simpy
 
 from simulator.core.request import Request, Step
+from simulator.features.drafts.as_sums import DraftedSet
 from simulator.features.images.images import Images
 from simulator.features.images.work import EncoderWork, work_of
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
-from simulator.schedulers.vllm.speculative import DraftedSet
 
 
 class StepLimit(Exception):  # noqa: N818  it is no error

@@ -19,13 +19,14 @@ from simulator.core.request import Media, Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
+from simulator.features.drafts.as_sums import Speculative
+from simulator.features.drafts.blocks import DraftBlocks, DraftHybridBlocks, SlotCounter
+from simulator.features.drafts.walk import AsyncDraftWalk, AsyncHostDrafts, DraftWalk, HostDrafts
 from simulator.features.images.images import EncoderLimits, Images, encoder_of
 from simulator.features.lora.lora import Lora
 from simulator.features.states.states import States
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.draft_blocks import DraftBlocks, DraftHybridBlocks
 from simulator.kv_cache.hybrid_manager import HybridManager
-from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.state_manager import StateManager
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
@@ -33,8 +34,6 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
-from simulator.schedulers.vllm.host_drafts import AsyncHostDrafts, HostDrafts
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.interface import MAMBA
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
@@ -46,7 +45,6 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayError
 from simulator.util.version import __version__
 

@@ -16,8 +16,9 @@ from simulator.core.executor import Timing
 from simulator.core.request import Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.replica import Replica
+from simulator.features.drafts.blocks import EagleTree
+from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, SpeculativeSgLang
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.eagle_tree import EagleTree
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
@@ -26,10 +27,6 @@ from simulator.schedulers.sglang.options import SglangOptions
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.scheduler import SgLang
-from simulator.schedulers.sglang.speculative import (
-    OverlappedSpeculativeSgLang,
-    SpeculativeSgLang,
-)
 from simulator.util.errors import HeadwayError, one_line
 
 _QUEUE_SHOWN = 8  # requests

@@ -429,6 +429,16 @@ class EngineConfig(Config):
         )
 
     @property
+    def loads_beside(self) -> bool:
+        """Whether blocks come from host memory as by vLLM's connector, while others compute."""
+        return (
+            self.kv_offloading_size is not None
+            and self.hicache_write_policy == "write_through"
+            and not self.secondary_tiers
+            and self.enable_prefix_caching
+        )
+
+    @property
     def policy_name(self) -> str:
         """Name of `scheduling_policy`, which may have arguments."""
         return str(self.scheduling_policy.name)

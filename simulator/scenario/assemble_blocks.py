@@ -17,15 +17,15 @@ from simulator.util.imported import Imported
 BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
     {
         "radix": "simulator.kv_cache.radix_cache:RadixCache",
-        "eagle": "simulator.kv_cache.eagle_tree:EagleTree",
+        "eagle": "simulator.features.drafts.blocks:EagleTree",
         "unshared radix": "simulator.kv_cache.unshared_radix_cache:UnsharedRadixCache",
         "hierarchical": "simulator.kv_cache.hierarchical_cache:HierarchicalCache",
         "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
         "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
-        "drafts": "simulator.kv_cache.draft_blocks:DraftBlocks",
-        "hybrid drafts": "simulator.kv_cache.draft_blocks:DraftHybridBlocks",
+        "drafts": "simulator.features.drafts.blocks:DraftBlocks",
+        "hybrid drafts": "simulator.features.drafts.blocks:DraftHybridBlocks",
         "states": "simulator.kv_cache.state_manager:StateManager",
-        "slots": "simulator.kv_cache.slot_counter:SlotCounter",
+        "slots": "simulator.features.drafts.blocks:SlotCounter",
     }
 )
 """What keeps the blocks of other memory rules than vLLM's."""

@@ -64,8 +64,6 @@ def _make(
         from simulator.scenario.assemble_installed import make_installed
 
         return make_installed(spec, make_limits(spec))
-    if named and engine.speculative_config is not None:
-        raise ScenarioError("engine.speculative_config", "a live engine verifies no drafts")
     if named and (feature := next(features_of(engine), None)):
         raise ScenarioError(f"engine.{feature.key}", f"a live engine {feature.live}")
     name = policy_name(scheduler_class)
@@ -115,7 +113,8 @@ def _parts(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> Options:
     limits = make_limits(spec, beside=traits.loads_beside).only(traits.obeys)
     if not issubclass(scheduler_class, Scheduler):
         return {"limits": limits}
-    features = [one.of(spec.engine, spec.model) for one in features_of(spec.engine)]
+    made = (one.of(spec.engine, spec.model) for one in features_of(spec.engine))
+    features = [one for one in made if one is not None]
     return {"limits": limits, "features": features, "rules": spec.rules}
 
 

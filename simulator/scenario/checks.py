@@ -161,11 +161,6 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
         yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
-    if engine.enable_lora and engine.speculative_config is not None:
-        seqs *= 1 + engine.speculative_config.num_speculative_tokens
-        if tokens < seqs:
-            what = f"with k drafts needs max_num_batched_tokens >= max_num_seqs x (1 + k) ({seqs})"
-            yield "engine.enable_lora", "engine.max_num_batched_tokens", f"{what}, not {tokens}"
     yield from _check_limits(engine)
     yield from _check_version(engine)
     mode = engine.preemption_mode

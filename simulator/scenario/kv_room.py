@@ -7,13 +7,11 @@ from math import inf
 from typing import Any
 
 from simulator.core.engine_config import VLLM, EngineConfig
-from simulator.core.speculative_config import DraftConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import MemoryBudget, estimate, fitting, too_big
 from simulator.models.load import load_model
-from simulator.models.loaded import loaded
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES, release_of
@@ -66,23 +64,6 @@ def _draft_model(engine: EngineConfig) -> ModelSpec | None:
         with suppress(ValueError):  # what is not counted is said
             return load_model(drafts.model)
     return None
-
-
-def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftConfig | None:
-    """Return what drafting takes by the weights that it reads, against the target's; None: nothing.
-
-    EAGLE and MTP end with the target's lm_head. ValueError for a draft model that is not known.
-    """
-    method, sizes = engine.draft_method, engine_sizes(engine, model)
-    if method in (None, "ngram"):
-        return None
-    if method == "draft_model" and sizes.draft is None:
-        what = "name a known `model`, or give {fraction: 0.1}"
-        raise ScenarioError("engine.speculative_config.draft", what)
-    parts = loaded(model, gpu, sizes)
-    head = parts.head or parts.embedding
-    own = parts.drafts + head * (method in ("eagle", "mtp"))
-    return DraftConfig(fraction=min(own / (sum(parts.layers) + head + parts.rest), 1.0))
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.core.engine_config import AUTO, UNIFORM, EngineConfig, HostConfig
-from simulator.costs.cost_model import CostModel, DraftedCost
+from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import Fitted
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import (
@@ -39,7 +39,7 @@ from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
-from simulator.scenario.kv_room import draft_by_shape
+from simulator.scenario.kv_room import engine_sizes
 from simulator.util.errors import (
     HeadwayError,
     HeadwayWarning,
@@ -89,12 +89,8 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         raise ScenarioError("engine.expert_routing", what)
     spec = own.cost or ({"profile": shipped} if shipped else {"kind": "roofline"})
     cost = load_cost(spec, own.folder, model=model, gpu=gpu, engine=engine, host=own.host)
-    speculation = engine.speculative_config
-    if speculation is not None:
-        draft = speculation.draft or draft_by_shape(engine, model, gpu)
-        cost = DraftedCost(cost, speculation.num_speculative_tokens, draft) if draft else cost
     for feature in features_of(engine):
-        cost = feature.cost(cost, engine, model, gpu)
+        cost = feature.cost(cost, engine_sizes(engine, model), model, gpu)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts

@@ -3,17 +3,23 @@
 A scheduler without features passes none of this. Each feature is a folder of `simulator/features`.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Request, Step
 from simulator.costs.cost_model import CostModel
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 
 Conflict = tuple[str, str, str]
 """A key, other keys that it contradicts, and what is wrong."""
+Need = Callable[..., None]
+"""`need(key, entry, otherwise)` raises ValueError where an engine is not as an entry of
+`scenario/required.json` says, and, with `otherwise`, where its policy has a scheduler of its own.
+"""
+ORDERING = "policies that only order the queue: priority, sjf"
 
 
 class Feature:
@@ -34,12 +40,12 @@ class Feature:
 
     @classmethod
     def wanted(cls, engine: EngineConfig) -> bool:
-        """Say whether an engine has it."""
-        raise NotImplementedError
+        """Say whether an engine has it: by default where the key is given, and not false."""
+        return getattr(engine, cls.key) not in (None, False)
 
     @classmethod
     def requires(cls, engine: EngineConfig) -> str:
-        """Name the entry of `scenario/required.json` for it; "": an engine needs nothing else."""
+        """Name its entry of `scenario/required.json`; without one `scheduler` asks, or nobody."""
         return cls.key
 
     @classmethod
@@ -48,12 +54,17 @@ class Feature:
         yield from ()
 
     @classmethod
-    def of(cls, engine: EngineConfig, model: ModelSpec) -> Self:
-        """Make what an engine's scheduler has of it."""
-        raise NotImplementedError
+    def of(cls, engine: EngineConfig, model: ModelSpec) -> Self | None:
+        """Make what an engine's scheduler asks; None: it has a scheduler of its own."""
+        return None
 
     @classmethod
-    def cost(cls, inner: CostModel, engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> CostModel:
+    def scheduler(cls, spec: Any, policy: str, need: Need) -> type[Any] | None:
+        """Return its own scheduler for an `EngineSpec` with a policy; None: it has none."""
+        return None
+
+    @classmethod
+    def cost(cls, inner: CostModel, engine: EngineSizes, model: ModelSpec, gpu: Gpu) -> CostModel:
         """Put what it adds on an engine's cost."""
         return inner
 

@@ -59,7 +59,7 @@ def test_a_run_imports_the_policy_and_the_cost_that_it_names_alone():
         "import sys; from headway.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
         "print({'simulator.schedulers.sglang.scheduler', 'simulator.schedulers.vllm_v0', "
         "'simulator.kv_cache.radix_cache', 'simulator.costs.split', 'simulator.workload.traces', "
-        "'simulator.schedulers.vllm.speculative'} & set(sys.modules))"
+        "'simulator.features.drafts.as_sums'} & set(sys.modules))"
     )
     assert python("-c", code).stdout == "set()\n"
 

@@ -4,9 +4,9 @@ from math import isclose
 
 from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import DraftConfig
-from simulator.costs.cost_model import DraftedCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.features.drafts.cost import DraftedCost
 
 
 def test_a_linear_cost_charges_verified_tokens() -> None:

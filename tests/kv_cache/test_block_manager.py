@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
+from simulator.features.drafts.blocks import DraftBlocks
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.draft_blocks import DraftBlocks
 from tests.support.with_fields import with_fields
 
 ids = count()

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from simulator import load_scenario, run
 from simulator.core.request import Request
 from simulator.core.speculative_config import SpeculativeConfig
+from simulator.features.drafts.blocks import DraftBlocks
+from simulator.features.drafts.walk import AsyncHostDrafts, HostDrafts
 from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.kv_cache.draft_blocks import DraftBlocks
 from simulator.kv_cache.tiers import HostTier
-from simulator.schedulers.vllm.host_drafts import AsyncHostDrafts, HostDrafts
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from tests.engine.test_laws import _unroll
 from tests.support.engines import Clock, made, play, shared_beginnings, workload

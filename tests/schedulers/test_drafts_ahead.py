@@ -10,8 +10,8 @@ from headway.conformance.case_model import Case
 from headway.conformance.replay import Replay
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
-from simulator.costs.cost_model import DraftedCost
 from simulator.costs.linear import LinearCost
+from simulator.features.drafts.cost import DraftedCost
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from tests.schedulers.test_speculative import SCENARIO

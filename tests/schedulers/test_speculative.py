@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Request, Step
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
-from simulator.costs.cost_model import DraftedCost
-from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.features.drafts.as_sums import Speculative
+from simulator.features.drafts.blocks import SlotCounter
+from simulator.features.drafts.cost import DraftedCost
 from simulator.models.sliding_window import LayerGroups
 from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
-from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.support.engines import Clock, made, play, workload

@@ -71,10 +71,6 @@ class Images(Feature):
         self._left = budget  # and what is left of the budget then
 
     @classmethod
-    def wanted(cls, engine: EngineConfig) -> bool:
-        return engine.multimodal_config is not None
-
-    @classmethod
     def requires(cls, engine: EngineConfig) -> str:
         takes_any = engine.multimodal_config is not None and engine.multimodal_config.takes_any
         return cls.key if takes_any else ""

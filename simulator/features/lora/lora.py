@@ -39,10 +39,6 @@ class Lora(Feature):
         self._refused = 0  # in this step
 
     @classmethod
-    def wanted(cls, engine: EngineConfig) -> bool:
-        return engine.enable_lora
-
-    @classmethod
     def conflicts(cls, engine: EngineConfig) -> Iterator[Conflict]:
         for key in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_bandwidth"):
             if engine.is_given(key) and not engine.enable_lora:

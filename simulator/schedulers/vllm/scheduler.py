@@ -3,7 +3,7 @@
 There is no prefill or decode phase: a request wants its computed tokens to catch up with the
 known ones, and a decode is the case where one is missing. The rules are those of vLLM 0.33
 (`vllm/v1/core/sched/scheduler.py`), for one engine, or those of an older release (`rules.py`);
-`speculative.py` adds drafts. The scheduler owns no clock, no GPU and no I/O.
+`features/drafts` verifies drafts. The scheduler owns no clock, no GPU and no I/O.
 
 For speed the requests that decode are not walked one by one but kept as sums (`decode_set.py`); the
 result is the same as that of vLLM's loop:

@@ -8,14 +8,17 @@ is on its way was certain.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from simulator.core.log import StepRow, pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
-from simulator.kv_cache.draft_blocks import DraftBlocks
+from simulator.features.drafts.as_sums import Speculative
+from simulator.features.drafts.blocks import DraftBlocks
+from simulator.features.drafts.rows import verified_row
 from simulator.schedulers.interface import Traits
+from simulator.schedulers.vllm.offloading import Ahead, Offloading
 from simulator.schedulers.vllm.scheduler import Options, Scheduler
-from simulator.schedulers.vllm.speculative import DECODES, Speculative
 
 
 class Drafted:
@@ -67,7 +70,7 @@ class DraftWalk(Speculative):
         blocks.hashes_beyond, blocks.drops_last = reads_next and beyond, reads_next > beyond
         self.in_flight: deque[DraftBatch] = deque()
         self._drafted: dict[Request, Drafted] = {}
-        self._start = 0  # tokens of the prompt at hand that the prefix cache has
+        self._slots_ahead += 1 + self.traits.overlaps * (1 + self.most_drafts)
         self._last_end = 0.0  # of the steps whose outcome is there
         self._caches_outcomes = self.traits.overlaps or self.rules.caches_outcomes
 
@@ -130,23 +133,10 @@ class DraftWalk(Speculative):
         if self.prefill_interval is not None:
             self.prefill_interval.scheduled(request, request.mid_prefill)
 
-    def admit(self, step: Step, budget: int, cap: int) -> None:
-        alike = self.speculation.num_speculative_tokens_per_batch_size is None
-        self._pads = self.rules.pads_new_decodes and alike and not step.prefills
-        self._beside = step.decodes > 0
-        Scheduler.admit(self, step, budget, cap)
-
     def _find_prefix(self, request: Request) -> tuple[Sequence[int], int, int]:
         found = super()._find_prefix(request)
         self._start = found[2]
         return found
-
-    def chunk(self, pending: int, budget: int) -> int:
-        room = self.max_model_len - self._start - 2
-        pads = self._pads and (self._beside or self._start > 0) and self.most_drafts <= room
-        if pending > 1 or not pads:
-            return Scheduler.chunk(self, pending, budget)
-        return 1 + self.most_drafts if self.most_drafts < budget else 0
 
     def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
         Scheduler.admit_head(self, step, hits, start, tokens)
@@ -154,14 +144,6 @@ class DraftWalk(Speculative):
     def start(self, request: Request) -> None:
         super().start(request)
         self._drafted.setdefault(request, Drafted())
-
-    def fits(self, request: Request) -> bool:
-        last = request.prompt_tokens + self.output_limit(request) - 1
-        slots = (
-            last + (1 + self.traits.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
-        )
-        most = self.blocks.most_held(min(slots, self.max_model_len))
-        return request.prompt_tokens < self.max_model_len and most <= self.blocks.usable
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)
@@ -228,12 +210,8 @@ class DraftWalk(Speculative):
     # What is written down of a step.
 
     def account(self, step: Step) -> StepRow:
-        row = Scheduler.account(self, step)
-        if not step.decodes:
-            return row
-        tokens = sum(one.out for one in self.in_flight[-1].verified())
-        wasted = step.decodes + step.drafts - tokens
-        return *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
+        tokens = sum(one.out for one in self.in_flight[-1].verified()) if step.decodes else 0
+        return verified_row(Scheduler.account(self, step), step, tokens)
 
     def stored(self, step: Step) -> int:
         tokens = 0
@@ -247,3 +225,43 @@ class AsyncDraftWalk(DraftWalk):
     """The same with two batches in flight."""
 
     traits = Traits(counts_ahead=False, overlaps=True)
+
+
+class HostDrafts(Offloading, DraftWalk):
+    """Verifies drafts, with blocks of the prefix cache in host memory.
+
+    What differs from either alone is as in vLLM 0.32 and 0.33:
+
+    - With an OffloadingConnector a block's hash covers its own tokens alone
+      (`num_hash_lookahead_tokens`), so under EAGLE and MTP the last block that a prompt finds is
+      not used.
+    - A request that loads takes no slots ahead (`limit_lookahead_tokens`). It leaves free, for
+      itself and for each prompt under way, what 1 + k tokens and the slots ahead take beyond the
+      prompt (`_spec_decode_step_blocks`, `_request_remaining_blocks`), also beyond `max_model_len`.
+    """
+
+    traits = replace(Offloading.traits, counts_ahead=False)
+    blocks: DraftBlocks  # type: ignore[assignment]
+
+    def __init__(self, blocks: DraftBlocks, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
+        blocks.hashes_beyond = 0
+        blocks.drops_last = self.speculation.reads_next
+        self.beyond = 1 + self.most_drafts + self.speculation.lookahead
+
+    def _take_up(self, step: Step, request: Request, budget: int) -> int:
+        self._start = min(request.computed, request.known - 1)
+        return super()._take_up(step, request, budget)
+
+    def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> bool:
+        ahead = self.blocks.lookahead
+        self.blocks.lookahead = 0
+        loads = super()._load(step, request, hits, count)
+        self.blocks.lookahead = ahead
+        return loads
+
+
+class AsyncHostDrafts(HostDrafts, Ahead, AsyncDraftWalk):
+    """The same with two batches in flight."""
+
+    traits = replace(Offloading.traits, counts_ahead=False, overlaps=True)

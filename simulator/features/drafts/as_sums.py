@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.decode_set import DecodeSet
-from simulator.core.log import STEP_ROW, StepRow, pack_draft
+from simulator.core.log import StepRow, pack_draft
 from simulator.core.request import Chunk, Request, Step
-from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.features.drafts.blocks import SlotCounter
+from simulator.features.drafts.rows import verified_row
 from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.util.errors import ScenarioError
 
 Ints = npt.NDArray[np.int64]
-DECODES = STEP_ROW.index("decodes")  # and behind it `wasted`
 ROWS = 7
 """Of the sums: tokens verified; KV entries read, those included; blocks taken less those that
 left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
@@ -37,7 +37,7 @@ class Speculative(Scheduler):
     """The scheduler of vLLM V1 with speculative decoding; the arguments are those of Scheduler.
 
     `seed` is that of what is accepted. There is no leap: a step is cheap. For a prefix cache, or
-    steps decided ahead, requests are looked at one by one (`drafts_ahead.py`).
+    steps decided ahead, requests are looked at one by one (`walk.py`).
     """
 
     blocks: SlotCounter
@@ -53,7 +53,8 @@ class Speculative(Scheduler):
         self.most_drafts = speculation.num_speculative_tokens
         self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
         blocks.looks_ahead_at_once = self.rules.looks_ahead_at_once
-        self._pads = False  # in this step, requests that are admitted for one token
+        self._slots_ahead = self.most_drafts + speculation.lookahead  # of a request's last step
+        self._start = 0  # tokens of the prompt at hand that the prefix cache has
         if self.rules.counts_draft_slots:
             self.draft_slots = self.decodes.draft_slots = speculation.draft_slots
         elif self.rules.reserves_draft_slots:
@@ -82,10 +83,8 @@ class Speculative(Scheduler):
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run: its last drafts need blocks, too."""
         last = request.prompt_tokens + self.output_limit(request) - 1
-        blocks = self.blocks
-        slots = min(last + self.most_drafts + blocks.lookahead, self.max_model_len)
-        most = blocks.groups.max_blocks(slots, blocks.block_size)
-        return request.prompt_tokens < self.max_model_len and most <= blocks.usable
+        most = self.blocks.most_held(min(last + self._slots_ahead, self.max_model_len))
+        return request.prompt_tokens < self.max_model_len and most <= self.blocks.usable
 
     def track_longest(self) -> None:
         """Leave `Step.longest` at 0: the set knows no single member's length."""
@@ -103,12 +102,16 @@ class Speculative(Scheduler):
         return queries + self.draft_slots * step.decodes
 
     def admit(self, step: Step, budget: int, cap: int) -> None:
-        self._pads = self.rules.pads_new_decodes and step.decodes > 0 and not step.prefills
+        alike = self.speculation.num_speculative_tokens_per_batch_size is None
+        self._pads = self.rules.pads_new_decodes and alike and not step.prefills
+        self._beside = step.decodes > 0
         super().admit(step, budget, cap)
 
     def chunk(self, pending: int, budget: int) -> int:
         """Return the tokens of a prompt; of one token, with places for drafts or not at all."""
-        if pending > 1 or not self._pads or 2 + self.most_drafts > self.max_model_len:
+        room = self.max_model_len - self._start - 2
+        pads = self._pads and (self._beside or self._start > 0) and self.most_drafts <= room
+        if pending > 1 or not pads:
             return super().chunk(pending, budget)
         return 1 + self.most_drafts if self.most_drafts < budget else 0
 
@@ -158,8 +161,7 @@ class Speculative(Scheduler):
                 out, right = self._outcome(chunk)
                 tokens += out
                 accepted += right
-            wasted = step.decodes + step.drafts - tokens
-            row = *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
+            row = verified_row(row, step, tokens)
             self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
         return row
 

@@ -6,7 +6,7 @@ until it leaves. Of the drafts those up to the first wrong one come out, and one
 limit cuts them off, the last token of an answer is stored, too. In a step of prompts and decodes
 (`enable_mixed_chunk`) nothing is verified: each decode brings one token.
 
-The prefix tree knows pairs of tokens (`eagle_tree.py`).
+The prefix tree knows pairs of tokens (`EagleTree`).
 """
 
 from collections import deque
@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from simulator.core.log import STEP_ROW, StepRow, pack_draft, pack_run
+from simulator.core.log import StepRow, pack_draft, pack_run
 from simulator.core.request import Request, Step
 from simulator.core.speculative_config import SpeculativeConfig
+from simulator.features.drafts.rows import verified_row
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.running_requests import RunningRequests
 from simulator.schedulers.sglang.running_batch import RunningBatch
 from simulator.schedulers.sglang.scheduler import SgLang
-
-DECODES = STEP_ROW.index("decodes")  # and behind it `wasted`
 
 
 @dataclass(slots=True)
@@ -303,12 +302,8 @@ class SpeculativeSgLang(SgLang):
 
     def account(self, step: Step) -> StepRow:
         """Count what comes out, and all else that is verified as wasted."""
-        row = super().account(step)
-        if not step.decodes:
-            return row
         tokens = sum(one.out for one in self.batch.outcomes)
-        wasted = step.decodes + step.drafts - tokens
-        return *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
+        return verified_row(super().account(step), step, tokens)
 
     def stored(self, step: Step) -> int:
         tokens = self.batch.stored() + sum(request.computed for request in self.running.partial)
