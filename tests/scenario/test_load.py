@@ -84,7 +84,7 @@ def test_an_override_can_mend_a_bad_file(write):
         (
             "engine={block_size: 0}",
             "--set engine={block_size: 0}: engine.block_size: must be at least 1, not 0 (tokens in "
-            "a block of the KV cache)",
+            "a block of the KV cache; vllm: a multiple of 16)",
         ),
     ],
 )
