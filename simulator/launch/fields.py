@@ -2,7 +2,8 @@
 
 `effect` is the key of a scenario that has it; or `none`: neither time nor decisions depend on it;
 `told`: steps would take another time, which is not simulated; `refused`: decisions or memory would
-differ. Releases are those of vLLM from 0.10 on; fields of SGLang are those of 0.5.23.
+differ. Releases are those of vLLM from 0.10 on; fields of SGLang are those of 0.5.23,
+of TensorRT-LLM those of `TorchLlmArgs` in its source of 2026.
 """
 
 import json

@@ -368,6 +368,7 @@ OWN = {
     ("sglang", "quantization"): _quantization,
     ("sglang", "chunked_prefill_size"): _chunk,
     ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),
+    ("tensorrt-llm", "disable_kv_cache_reuse"): _negated("enable_prefix_caching"),
     ("sglang", "disable_overlap_schedule"): _negated("async_scheduling"),
 }
 """Options whose value in a scenario is another."""

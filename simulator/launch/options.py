@@ -47,8 +47,7 @@ class Option(NamedTuple):
     @property
     def is_default(self) -> bool:
         """Whether it says what holds without it."""
-        default = json.loads(self.row.default) if self.row.default else None
-        return bool(self.value == default)
+        return bool(self.value == json.loads(self.row.default or "null"))
 
 
 def read_options(command: Command) -> tuple[list[str], list[Option]]:
@@ -148,7 +147,7 @@ def _count_values(words: list[str], at: int, most: int) -> int:
 def _spelled(engine: str, word: str) -> tuple[str, list[str]]:
     """Return an option by its spelling in the table, and the keys below it, given with dots."""
     if engine == "tensorrt-llm":
-        return word.replace("-", "_").replace("__", "--", 1), []
+        return word[:2] + word[2:].replace("-", "_"), []
     if engine == "vllm" and word == "-O":
         return "--optimization-level", []
     if engine == "vllm" and word.replace("_", "-") in SPEC:
