@@ -262,7 +262,7 @@ TITLES = (
     *("Replicas", "Load", "Waiting at each replica", "KV cache of each replica"),
     "Requests at the fullest replica over the mean of its group",
 )
-UNITS = ("replicas", "requests/s", "waiting at each", "% of KV blocks", "imbalance")
+UNITS = ("replicas", "requests/s", "requests waiting", "% of KV blocks", "imbalance")
 
 
 def _draw_replicas(

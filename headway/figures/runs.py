@@ -232,7 +232,7 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
             difference.plot(rows.end, rows.service_difference, **style)
         jain.set(title="Jain's index per window", ylabel="index (1: all alike)")
         jain.set_ylim(min(0.9, jain.dataLim.y0 - 0.02) if compete else 0.9, 1.01)
-        difference.set(title="Most less least served", ylabel="service (tokens in + 2 x out)")
+        difference.set(title="Service: most minus least", ylabel="service (tokens in + 2 x out)")
         difference.set_ylim(0, max(difference.dataLim.y1 * 1.08, 1.0) if compete else 1.0)
         for axes in (jain, difference):
             axes.set(xlabel="time (s)", xlim=(0, max(run.end for run in runs) or 1.0))

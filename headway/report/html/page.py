@@ -29,7 +29,7 @@ OVER_TIME = (
 FLEET = (
     ("replicas", "Replicas", "By state; triangles: scaling decisions; crosses: failures."),
     ("load", "Load, requests/s", "Offered, and served; shaded: outages."),
-    ("queue", "Waiting at each replica", "Of replicas that serve then."),
+    ("queue", "Requests waiting at each replica", "Of replicas that serve then."),
     ("kv", "KV blocks in use at each replica, %", "Of replicas that serve then."),
     ("imbalance", "Imbalance", "Requests at the fullest replica, over the mean of its group."),
 )
