@@ -20,7 +20,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play

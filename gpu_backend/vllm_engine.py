@@ -37,8 +37,8 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.models.load import MODELS, shipped_models
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.load import resolve
 from simulator.scenario.policy_table import VLLM_POLICIES
-from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, one_line

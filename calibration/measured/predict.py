@@ -53,8 +53,7 @@ from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.load import check_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import check_scenario, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result

@@ -34,7 +34,7 @@ from simulator.engine.replica import Replica
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, HeadwayWarning

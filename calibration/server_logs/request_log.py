@@ -24,7 +24,7 @@ from simulator.features.drafts.cost import DraftedCost
 from simulator.features.images.cost import EncoderCost
 from simulator.features.lora.cost import LoraCost
 from simulator.results.request_table import gather_requests
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning

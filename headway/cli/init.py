@@ -365,7 +365,7 @@ def _try(
     Where the server would not start for want of room for its model's longest requests, and nobody
     gave its command, the choice is of shorter ones.
     """
-    from simulator.scenario.resolve import resolve
+    from simulator.scenario.load import resolve
 
     text = _scenario(file, chosen, workload, str(chosen.traffic and chosen.traffic.absolute()))
     scenario = _checked(text, file)

@@ -20,7 +20,7 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.noise import QUANTILE
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.results.service_levels import step_span
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.util.errors import HeadwayError, NoAnswerError
 
 TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost

@@ -14,7 +14,7 @@ from headway.planning.verdict import Trial, interval
 from simulator.models.gpus import find_gpu
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.results.service_levels import Judged, by_clock, step_span
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 
 ENERGY = (

@@ -21,8 +21,7 @@ from simulator.diagnosis.feasibility import Traffic, never_holds
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.service_levels import Slo
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.scenario import Scenario
 
 SIZES = (1, 2, 4, 8)  # tensor parallelism

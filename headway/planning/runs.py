@@ -17,7 +17,7 @@ from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
 from simulator.results.service_levels import Slo, goodput_of
-from simulator.scenario.resolve import describe_costs
+from simulator.scenario.load import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run

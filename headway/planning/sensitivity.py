@@ -43,7 +43,7 @@ from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
 from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result

@@ -7,6 +7,7 @@ import warnings
 
 from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import memory_budget
+from simulator.scenario.load import resolve
 from simulator.scenario.policy_table import (
     PLUGIN,
     POLICY_VARIABLE,
@@ -15,7 +16,6 @@ from simulator.scenario.policy_table import (
     plugin_spec,
     takes_variable,
 )
-from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import options_without_effect, write_release

@@ -156,8 +156,7 @@ def replay(
     from headway.twin.measured_run import Draft, table, write_measured
     from headway.twin.replay import LAST_TOKEN
     from headway.twin.replay import replay as send
-    from simulator.scenario.load import load_scenario
-    from simulator.scenario.resolve import resolve
+    from simulator.scenario.load import load_scenario, resolve
     from simulator.simulation.write import check_folder
 
     engine = None

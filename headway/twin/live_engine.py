@@ -25,7 +25,7 @@ from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import split_log
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.resolve import resolve_groups
+from simulator.scenario.load import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.costs.noise import describe_cost
 from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
 from simulator.scenario.engine_defaults import fit_to_gpu, look_up_models, open_named_blocks
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -412,3 +414,28 @@ def _open_blocks(raw: dict[str, Any]) -> None:
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict):
             group.update(open_named_blocks(group))
+
+
+def resolve(scenario: Scenario) -> EngineSpec:
+    """Return what the engine of a scenario is, whatever its cluster; warn as `resolve_groups`."""
+    alone = scenario
+    if scenario.cluster is not None:
+        alone = scenario.model_copy(update={"cluster": None})
+    return resolve_groups(alone)[""]
+
+
+def resolve_groups(scenario: Scenario) -> Mapping[str, EngineSpec]:
+    """Return what the engines of each group are; without a cluster the only one has no name.
+
+    Warns of what they do otherwise than asked.
+    """
+    for spec in scenario.specs.values():
+        for message in spec.notes:
+            warnings.warn(message, HeadwayWarning, stacklevel=3)
+    return scenario.specs
+
+
+def describe_costs(scenario: Scenario) -> dict[str, Any]:
+    """Return what a summary would say of the costs of a scenario, by group in a cluster."""
+    groups = {name: describe_cost(spec.cost) for name, spec in scenario.specs.items()}
+    return groups[""] if scenario.cluster is None else {"cluster": {"groups": groups}}

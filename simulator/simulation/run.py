@@ -19,9 +19,8 @@ from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.load import Source, as_scenario
+from simulator.scenario.load import Source, as_scenario, resolve_groups
 from simulator.scenario.policy_table import missing_inputs
-from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before

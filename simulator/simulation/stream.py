@@ -22,8 +22,8 @@ from simulator.results.run_info import run_info
 from simulator.results.service_levels import service_levels
 from simulator.results.table_parts import TableParts
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.load import resolve_groups
 from simulator.scenario.policy_table import missing_inputs
-from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.independent import (
     ReplicaGroup,

@@ -18,9 +18,8 @@ from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import Oracle
 from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.load import check_scenario
+from simulator.scenario.load import check_scenario, resolve
 from simulator.scenario.policy_table import find_policy
-from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -17,7 +17,7 @@ from simulator import Result, load_scenario, run
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.sleep_mode import SleepTimes
 from simulator.scenario.kv_room import memory_budget
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.util.errors import HeadwayError
 
 FLEET = """

@@ -17,8 +17,7 @@ from simulator.costs.profile import (
 )
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError
 from tests.support.costs import cost_of, mixed

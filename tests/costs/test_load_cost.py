@@ -20,8 +20,7 @@ from simulator.costs.profile import (
 )
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.costs import HAND, cost_of, mixed, overhead_of, with_overhead

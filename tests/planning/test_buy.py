@@ -31,7 +31,7 @@ from simulator.core.executor import Timing
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
 from simulator.results.service_levels import parse_slo
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 from tests.support.engines import workload

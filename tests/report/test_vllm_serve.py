@@ -8,8 +8,8 @@ import pytest
 from headway.cli.main import main
 from headway.report.vllm_serve import serve_command
 from simulator import load_scenario
+from simulator.scenario.load import resolve
 from simulator.scenario.policy_table import PLUGIN
-from simulator.scenario.resolve import resolve
 from tests.support.scenarios import ONE_A_SECOND
 
 

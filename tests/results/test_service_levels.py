@@ -17,8 +17,7 @@ from simulator.results.service_levels import (
     service_levels,
     step_span,
 )
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed

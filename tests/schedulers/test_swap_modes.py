@@ -16,7 +16,7 @@ from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import with_copy_seconds
 from simulator.scenario.assemble_scheduler import swap_prices
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError

@@ -29,8 +29,7 @@ from headway.twin.polled_gauges import polled_gauges
 from headway.twin.replay import prompt_of, replay
 from headway.twin.server import Server, token_counter
 from simulator import run
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
