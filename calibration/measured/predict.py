@@ -48,7 +48,7 @@ from headway.twin.measured_run import lateness_notes
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import shipped_profiles
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble_scheduler import make_scheduler

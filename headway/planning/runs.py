@@ -22,9 +22,9 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.util.csv_text import escape_formula
-from simulator.util.errors import HeadwayError, HeadwayWarning, one_line
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import resolve
-from simulator.util.user_code import exit_message
+from simulator.util.user_code import failure_lines
 from simulator.util.workers import WorkerDied, parallel_map, use_backend
 from simulator.workload.workload import Workload
 
@@ -91,12 +91,8 @@ def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
         warnings.simplefilter("always", HeadwayWarning)
         try:
             values = measure(task)
-        except HeadwayError as error:
-            errors = error.messages
-        except SystemExit as error:
-            errors = [exit_message(error)]
-        except Exception as error:
-            errors = [f"{type(error).__name__}: {one_line(error)}"]
+        except (Exception, SystemExit) as error:
+            errors = failure_lines(error)
     warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
     return Outcome(values, errors, warned)
 

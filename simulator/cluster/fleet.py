@@ -24,8 +24,7 @@ from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
 from simulator.engine.core import EngineCore
 from simulator.engine.loop import EngineLoop, LoopTimer
-from simulator.engine.pipeline import make_replica
-from simulator.engine.replica import Replica
+from simulator.engine.replica import Replica, make_replica
 from simulator.schedulers.interface import SchedulerInterface
 
 COUNTERS = (

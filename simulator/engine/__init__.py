@@ -3,7 +3,6 @@
 It may import `schedulers` and what lies below. Start with `loop.py`: schedule, execute, commit.
 """
 
-from simulator.engine.pipeline import make_replica
-from simulator.engine.replica import Replica
+from simulator.engine.replica import Replica, make_replica
 
 __all__ = ["Replica", "make_replica"]

@@ -12,8 +12,15 @@ from simulator.cluster.config import EcTransferConfig, KvTransferConfig
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.encoders import EncoderFleet
 from simulator.cluster.fleet import Fleet, Sessions
-from simulator.cluster.own_router import Own
-from simulator.cluster.routers import ROUTERS, ByModel, Pods, RoundRobin, Router, StatelessRouter
+from simulator.cluster.routers import (
+    ROUTERS,
+    ByModel,
+    Own,
+    Pods,
+    RoundRobin,
+    Router,
+    StatelessRouter,
+)
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.settle import Attempt, at_once

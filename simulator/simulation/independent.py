@@ -26,8 +26,7 @@ from simulator.core.log import Log
 from simulator.engine.client import RequestReader
 from simulator.engine.core import EngineCore
 from simulator.engine.drive import no_garbage_collection
-from simulator.engine.pipeline import make_replica
-from simulator.engine.replica import Replica
+from simulator.engine.replica import Replica, make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
@@ -37,8 +36,8 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
 from simulator.simulation.setup import Progress
-from simulator.util.errors import HeadwayError, one_line
-from simulator.util.user_code import exit_message
+from simulator.util.errors import HeadwayError
+from simulator.util.user_code import failure_lines
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -48,6 +47,7 @@ SPLIT_KEYS = {"router", "replicas", "groups", "pods", "pod_router"}
 Those of a group tie none, but for `kv_role`, beside which there is `kv_transfer`.
 """
 One = TypeVar("One")
+Part = TypeVar("Part")
 REQUESTS_PER_TURN = 64  # requests that each replica gets before the next goes on
 PARTS_PER_JOB = 4  # so that workers end at about the same time
 
@@ -425,10 +425,9 @@ def _run_on_workers(
     ]
     found: dict[int, list[Log]] = {}
     done, now = 0, 0.0
-    for index, outcome in parallel_map(run_group, parts, jobs):
-        if isinstance(outcome, WorkerDied | str):
-            why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
-            raise part_failed(group.scenario, cuts[index], cuts[index + 1], why)
+    for index, outcome in parallel_map(partial(attempt, run_group), parts, jobs):
+        if isinstance(outcome, WorkerDied):
+            raise part_failed(group.scenario, cuts[index], cuts[index + 1], outcome.reason)
         found[index] = outcome
         done += sum(len(log.requests) for log in outcome)
         now = max([now, *(float(log.steps["end"][-1]) for log in outcome if log.step_rows)])
@@ -452,22 +451,18 @@ def part_failed(scenario: Scenario, first: int, over: int, why: str) -> HeadwayE
     return HeadwayError(f"{what} {first} to {over - 1}: {why}")
 
 
-def run_group(group: ReplicaGroup) -> list[Log] | str:
-    """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
-    try:
-        replicas = group.replicas()
-        with no_garbage_collection():
-            for replica in replicas:
-                replica.advance()
-    except (Exception, SystemExit) as error:  # a worker that raises counts as dead
-        return tell_failure(error)
+def run_group(group: ReplicaGroup) -> list[Log]:
+    """Run some replicas in a worker, one after the other; return their logs."""
+    replicas = group.replicas()
+    with no_garbage_collection():
+        for replica in replicas:
+            replica.advance()
     return [core.final_log() for replica in replicas for core in replica.cores]
 
 
-def tell_failure(error: Exception | SystemExit) -> str:
-    """Say in a line what went wrong in a worker."""
-    if isinstance(error, HeadwayError):
-        return "; ".join(error.messages)
-    if isinstance(error, SystemExit):
-        return exit_message(error)
-    return f"{type(error).__name__}: {one_line(error)}"
+def attempt(run: Callable[[Part], One], part: Part) -> One | WorkerDied:
+    """Run a part in a worker; whatever it raises counts as the worker's death, with that reason."""
+    try:
+        return run(part)
+    except (Exception, SystemExit) as error:
+        return WorkerDied("; ".join(failure_lines(error)))

@@ -27,12 +27,12 @@ from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
 from simulator.simulation.independent import (
+    attempt,
     cut,
     need_no_coupling,
     part_failed,
     pod_members,
     standing_record,
-    tell_failure,
     warn_of_schedulers,
 )
 from simulator.simulation.setup import Progress
@@ -132,11 +132,11 @@ def _run_missing(
     left = [index for index, path in enumerate(paths) if not path.exists()]
     now, failed = 0.0, dict[str, list[range]]()
     done = len(parts) - len(left)
-    for at, outcome in parallel_map(run_partition, [parts[index] for index in left], jobs):
+    missing = [parts[index] for index in left]
+    for at, outcome in parallel_map(partial(attempt, run_partition), missing, jobs):
         part, path = parts[left[at]], paths[left[at]]
-        if isinstance(outcome, WorkerDied | str):
-            why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
-            failed.setdefault(why, []).append(part.pods)
+        if isinstance(outcome, WorkerDied):
+            failed.setdefault(outcome.reason, []).append(part.pods)
             continue
         try:
             write_atomic(path, partial(_write, outcome))
@@ -163,22 +163,19 @@ def _write(sums: Sums, file: BinaryIO) -> None:
     np.savez(file, allow_pickle=False, **cast(Any, sums))
 
 
-def run_partition(part: Partition) -> Sums | str:
-    """Run some pods in a worker; return their sums, or what went wrong."""
-    try:
-        with warnings.catch_warnings(record=True):  # what there is to warn of is said once
-            load = first_chunk(part.scenario, part.size, part.total)[:3]
-            specs = resolve_groups(part.scenario)
-            streamed = stream.stream_pods(
-                part.scenario, specs, load, part.size, part.pods, leap=part.leap
-            )
-            members = pod_members(part.scenario)
-            numbers = sorted(number for pod in part.pods for number in members[pod])
-            if part.tables is not None:
-                streamed.write_tables(part.tables, part.pods.start, numbers)
-            stream.drive_stream(streamed)
-    except (Exception, SystemExit) as error:  # a worker that raises counts as dead
-        return tell_failure(error)
+def run_partition(part: Partition) -> Sums:
+    """Run some pods in a worker; return their sums."""
+    with warnings.catch_warnings(record=True):  # what there is to warn of is said once
+        load = first_chunk(part.scenario, part.size, part.total)[:3]
+        specs = resolve_groups(part.scenario)
+        streamed = stream.stream_pods(
+            part.scenario, specs, load, part.size, part.pods, leap=part.leap
+        )
+        members = pod_members(part.scenario)
+        numbers = sorted(number for pod in part.pods for number in members[pod])
+        if part.tables is not None:
+            streamed.write_tables(part.tables, part.pods.start, numbers)
+        stream.drive_stream(streamed)
     sums = dict(take_sums(streamed.metrics))
     assert part.scenario.cluster is not None
     for name in ("/cluster/_ended", "/cluster/_busy_time"):

@@ -13,8 +13,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client
 from simulator.engine.core import EngineCore
-from simulator.engine.pipeline import make_replica
-from simulator.engine.replica import Replica
+from simulator.engine.replica import Replica, make_replica
 from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
 from simulator.scenario.assemble_scheduler import make_scheduler

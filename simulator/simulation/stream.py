@@ -1,6 +1,7 @@
 """Runs of any length in bounded memory: requests come and go, and only sums of them stay."""
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from simulator.cluster.fleet import Fleet
-from simulator.engine.client import Chunk, ChunkSender, StreamClient, Turns
+from simulator.core.request import Request
+from simulator.engine.client import Chunk, ChunkSender, RequestReader, StreamClient, Turns
 from simulator.engine.core import EngineCore
+from simulator.engine.drive import no_garbage_collection
 from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
@@ -26,14 +29,17 @@ from simulator.scenario.load import resolve_groups
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.independent import (
+    REQUESTS_PER_TURN,
+    Front,
     ReplicaGroup,
+    ReplicaRequests,
     by_number,
+    check_done,
     find_coupling,
     pod_members,
     standing_record,
     warn_of_schedulers,
 )
-from simulator.simulation.pods_client import PodsClient
 from simulator.simulation.run import set_up
 from simulator.simulation.setup import Progress
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -43,6 +49,77 @@ from simulator.workload.select import rechunk
 from simulator.workload.traces.read import SessionsError
 from simulator.workload.unused import warn_of_limits
 from simulator.workload.workload import Workload
+
+
+class PodsClient(ChunkSender):
+    """Feeds a workload to some pods of a fleet, chunk by chunk, and lets each go on by itself."""
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        specs: Mapping[str, EngineSpec],
+        chunks: Iterator[Workload],
+        total: int,
+        size: int,
+    ) -> None:
+        super().__init__(total, size)
+        self.replicas = group.replicas(specs)
+        self._pods, self._chunks, self._now = group.pods, chunks, 0.0
+        pods = len(pod_members(group.scenario))
+        self._front = Front(group.scenario.fleet.make_front(), pods)
+        self._apart = len(group.pods) < pods  # the others are fed elsewhere
+        for replica in self.replicas:
+            replica.engine.on_finish = self._finished
+
+    def _finished(self, request: Request) -> None:
+        self.done += 1
+        self.sent.chunks[request.id // self.sent.size].left -= 1
+
+    def now(self) -> float:
+        return self._now
+
+    def drive(self, look: Progress) -> bool:
+        """Go on to the end, telling `look` now and then; say whether it was broken off."""
+        fed = 0
+        try:
+            with no_garbage_collection():
+                for work in self._chunks:
+                    fed += self._play(work, look)
+                for replica in self.replicas:
+                    replica.advance(packs=False)
+        except KeyboardInterrupt:
+            return True
+        check_done(self.done, fed)
+        return False
+
+    def _play(self, work: Workload, look: Progress) -> int:
+        """Let each replica go on for some requests of a chunk in turn; return how many it has."""
+        self._number += 1
+        parts = self._front.route(work, self._pods)
+        self._take_in(work, parts)
+        fed = self._chunk.left
+        for replica, part in zip(self.replicas, parts, strict=True):
+            replica.feed(part)
+        times = np.sort(np.concatenate([part.times for part in parts]))
+        turn = REQUESTS_PER_TURN * len(parts)
+        for until in np.unique([*times[turn::turn], *times[-1:]]).tolist():
+            for replica in self.replicas:
+                replica.advance(until, packs=False)
+            self._now = until
+            look(until, self.done, self.sent.total)
+        return fed
+
+    def _take_in(self, work: Workload, parts: Sequence[ReplicaRequests]) -> None:
+        """Keep what is sent from here of a chunk, to be measured when it has ended."""
+        first, rows = self._number * self.sent.size, None
+        if self._apart:
+            rows = np.sort(np.concatenate([part.ids for part in parts])) - first
+            work = work.part(rows)
+        reader, sent = RequestReader(work), array("d", work.arrival)
+        left, times = len(work), work.arrival
+        self._chunk = Chunk(work, first, reader, sent, left=left, times=times, rows=rows)
+        self.sent.chunks[self._number] = self._chunk
+
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,15 @@ def load_user_code(name: str, folder: Path) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever the module does
         raise ValueError(f"cannot load {name}: {one_line(error)}") from error
+
+
+def failure_lines(error: Exception | SystemExit) -> Sequence[str]:
+    """Say what ended a part of a run."""
+    if isinstance(error, HeadwayError):
+        return error.messages
+    if isinstance(error, SystemExit):
+        return [exit_message(error)]
+    return [f"{type(error).__name__}: {one_line(error)}"]
 
 
 def exit_message(error: SystemExit) -> str:

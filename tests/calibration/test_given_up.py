@@ -12,7 +12,7 @@ from calibration.measured.requests import read_requests
 from calibration.server_logs.request_log import read_log, terms_of
 from headway.cli.main import main
 from simulator.core.alarm import FastEnvironment
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import make_replica
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import load_scenario

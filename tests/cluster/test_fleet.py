@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.own_router import Own
 from simulator.cluster.routers import (
     Least,
     LeastKv,
     LeastTokens,
     LoraAffinity,
+    Own,
     PowerOfTwo,
     PrefixAware,
     PrefixHash,

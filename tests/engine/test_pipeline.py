@@ -12,7 +12,7 @@ from simulator.core.executor import Timing
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import make_replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.orders import Priority

@@ -8,8 +8,7 @@ from simulator.features.drafts.walk import AsyncDraftWalk, AsyncHostDrafts, Draf
 from simulator.features.lora.cost import LoraCost
 from simulator.features.lora.lora import Lora
 from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.load import load_scenario
-from simulator.scenario.resolve import resolve
+from simulator.scenario.load import load_scenario, resolve
 from simulator.util.errors import HeadwayError
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}

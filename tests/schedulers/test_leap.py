@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import make_replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache

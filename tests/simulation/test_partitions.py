@@ -17,12 +17,13 @@ from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import partitions, stream
+from simulator.simulation.independent import attempt
 from simulator.simulation.partitions import FOLDER, Partition, run_partition, run_partitions
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
-from simulator.util.workers import use_backend
+from simulator.util.workers import WorkerDied, use_backend
 from tests.simulation.test_stream import LENGTHS, PERCENTILES, flat
 from tests.support.scenarios import SMALL
 
@@ -166,7 +167,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     calls = count()
 
     def fails(part: Partition) -> object:
-        return "no memory" if next(calls) == 1 else run_partition(part)
+        if next(calls) == 1:
+            raise HeadwayError("no memory")
+        return run_partition(part)
 
     monkeypatch.setattr(partitions, "run_partition", fails)
     with parallel_config(backend="sequential"):
@@ -217,10 +220,10 @@ def test_a_worker_without_the_trace_says_so(tmp_path: Path) -> None:
     path.write_text(SMALL.partition("workload")[0] + load)
     what = load_scenario(path)
     trace.unlink()
-    told = run_partition(Partition(what, range(1), 64, 1, True, None))
-    assert isinstance(told, str)
-    assert str(trace) in told
-    assert "\n" not in told
+    told = attempt(run_partition, Partition(what, range(1), 64, 1, True, None))
+    assert isinstance(told, WorkerDied)
+    assert str(trace) in told.reason
+    assert "\n" not in told.reason
 
 
 @pytest.mark.medium

@@ -125,7 +125,7 @@ def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr(stream, "PER_REPLICA", 8)
     monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 7)
-    monkeypatch.setattr("simulator.simulation.pods_client.REQUESTS_PER_TURN", 2)
+    monkeypatch.setattr("simulator.simulation.stream.REQUESTS_PER_TURN", 2)
     assert_as_kept(scenario(tmp_path, *CASES[case]))
 
 

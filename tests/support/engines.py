@@ -14,7 +14,7 @@ from simulator.core.executor import Leap, StageTimes, Timing
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Step
 from simulator.engine.client import Client
-from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.scenario.engines import ENGINES

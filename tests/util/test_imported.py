@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.costs.profile import FORMS
-from simulator.scenario.assemble_blocks import BLOCKS
+from simulator.scenario.assemble_scheduler import BLOCKS
 from simulator.scenario.choose_scheduler import SCHEDULERS
 from simulator.scenario.policy_table import POLICIES
 from simulator.util.imported import Imported
