@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from headway.twin.api.bodies import BadRequestError, parse_json, read_types
-from headway.twin.api.openapi import Route
-from headway.twin.api.refusals import web
+from headway.twin.api.refusals import Route, web
 from headway.twin.fault_injection import SLOWEST, FailureRates, FaultInjector, Rates
 from headway.twin.live_engine import LiveEngine
 from simulator.util.errors import HeadwayError

@@ -21,13 +21,11 @@ from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
 from headway.twin.api.bodies import DetokenizeBody, TokenizeBody, refuse
 from headway.twin.api.chat_template import own_template, read_template
-from headway.twin.api.cross_origin import allow, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
-from headway.twin.api.openapi import Route, openapi
 from headway.twin.api.prompts import MediaLaws
-from headway.twin.api.refusals import refusals_in_json, web
+from headway.twin.api.refusals import Route, allow, openapi, preflight, refusals_in_json, web
 from headway.twin.api.tokenizers import BpeTokens, TokenCounter
 from headway.twin.kv_events import publishers, read_config
 from headway.twin.live_engine import LiveEngine

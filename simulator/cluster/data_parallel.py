@@ -25,7 +25,7 @@ import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import JointStep
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, SchedulerStats
 from simulator.engine.loop import EngineLoop, Timer
 from simulator.schedulers.interface import SchedulerInterface

@@ -21,7 +21,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import JointStep
 from simulator.engine.core import EngineCore
 from simulator.engine.loop import EngineLoop, LoopTimer
 from simulator.engine.replica import Replica, make_replica

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
-from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import CostDecorator, CostModel, Counts, JointStep, Seconds
 from simulator.costs.roofline import efficiency_of
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu

@@ -33,8 +33,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from simulator.results.encodings import Encodings
-    from simulator.results.kv_transfers import Transfers
+    from simulator.results.kv_transfers import Encodings, Transfers
 
 COME_AND_GO = ("failures", "scalings", "switches")
 """Counts of a cluster: where all are 0 its replicas are up all the time."""

@@ -20,8 +20,7 @@ from simulator.core.log import PAUSE, RUN
 from simulator.core.request import Request
 from simulator.engine.client import Client
 from simulator.kv_cache.tiers import SecondaryTier
-from simulator.results.encodings import Encodings
-from simulator.results.kv_transfers import Transfers
+from simulator.results.kv_transfers import Encodings, Transfers
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
 from simulator.scenario.assemble_fleet import make_fleet

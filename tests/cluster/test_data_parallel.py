@@ -16,7 +16,7 @@ from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import JointStep
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario

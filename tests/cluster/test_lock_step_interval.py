@@ -15,7 +15,7 @@ import simpy
 
 from simulator.cluster.data_parallel import LockStepLoop, Rank
 from simulator.core.request import Request, Step
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import JointStep
 from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import LoopTimer
 from simulator.kv_cache.block_manager import BlockCounter

@@ -25,7 +25,7 @@ from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import Least
 from simulator.core.log import REASONS, Log, pack_run
 from simulator.core.request import Request
-from simulator.costs.joint_step import JointStep
+from simulator.costs.cost_model import JointStep
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy

@@ -18,7 +18,7 @@ from headway.twin.api import refusals
 from headway.twin.api.bodies import REFUSALS, ChatBody
 from headway.twin.api.messages import WORDS
 from headway.twin.api.openai import USUAL
-from headway.twin.api.openapi import openapi
+from headway.twin.api.refusals import openapi
 from headway.twin.api.tokenizers import BpeTokens
 from headway.twin.commands import _tell_end
 from headway.twin.fault_injection import FAILURES

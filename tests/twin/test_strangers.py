@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headway.twin import remote
-from headway.twin.api.openapi import openapi
+from headway.twin.api.refusals import openapi
 from headway.twin.options import ServeOptions
 from headway.twin.replay import replay
 from headway.twin.server import Server
