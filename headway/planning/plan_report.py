@@ -185,7 +185,8 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
         yield f"  {words}{', the cheapest' if held else none}: {told} ({best.label})"
     if len(dollars) == len(kinds) and None not in dollars:
         less = 1.0 - (dollars[0] or 0.0) / (dollars[1] or 1.0)
-        yield f"  autoscaling {'saves' if less > 0 else 'costs'} {abs(less):.0%}"
+        much = f"{abs(less):.0%}" if abs(less) >= 0.005 else "nothing"
+        yield f"  autoscaling {'costs' if less <= -0.005 else 'saves'} {much}"
 
 
 def _ties(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> Iterator[str]:

@@ -61,14 +61,19 @@ class Advisor(MemoryAdvisor):
         end = np.nanmax(finish, initial=sent.min())  # the former where nobody was served
         return float(np.ptp(sent)), float(end - sent.min())
 
+    @cached_property
+    def _rate(self) -> float:
+        """Requests that come a second; 0: all at once, or as fast as they are answered."""
+        return Traffic.of(self.run.record.scenario, self.run.record.workload).rate
+
     def _enough(self, now: int) -> int:
         """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
         load, scenario = self.run.record.workload, self.run.record.scenario
         arriving, whole = self._spans
         times = 2.0 if arriving <= SPAN * whole else HEADROOM * whole / arriving
-        if rate := Traffic.of(scenario, load).rate:
+        if self._rate:
             alone = float(self.run.table.e2el[self.run.done].min(initial=whole))
-            times = HEADROOM * rate * (whole - alone) / len(load)
+            times = HEADROOM * self._rate * (whole - alone) / len(load)
         if self.servers.client or self.servers.admission:  # no queue tells of those refused
             times = max(times, HEADROOM * busy_share(scenario, load))
         return min(self.servers.in_pods(max(now * times, now + 1)), MOST_REPLICAS)
@@ -233,14 +238,16 @@ class Advisor(MemoryAdvisor):
         """Say how many replicas share the requests so that the time between tokens is in `bound`.
 
         In ms. Each has its share of them, and by Little's law fewer at once where they stay for
-        less: not of those that come all at once.
+        less: of a rate as many as it brings, of others those that ran; not of all at once.
         """
         most, (arriving, whole) = float(self._gauges["max_running"]), self._spans
-        alone = self._token_time(round(most))
+        tokens = most * now / self._token_time(round(most))  # a second
+        if self._rate:
+            tokens = self._rate * float(self.run.table.generated[self.run.done].mean())
         for count in range(now + 1, MOST_REPLICAS):
-            share = running = most * now / count
+            running = most * now / count
             for _ in range(SETTLED if arriving > SPAN * whole else 0):
-                running = share * self._token_time(max(round(running), 1)) / alone
+                running = tokens / count * self._token_time(max(round(running), 1))
             if running < 1 or 1e3 * self._token_time(round(running)) <= bound:
                 return self.servers.in_pods(count)
         return MOST_REPLICAS

@@ -27,7 +27,7 @@ WIDEST = 8  # GPUs of one replica that is advised
 WAITING = 0.05  # share of the requests' time
 HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 WORTH = 1.1  # times as fast must another GPU be
-FEWER = 0.9  # of the bound: what fewer seats aim at
+FEWER = 0.9  # of the bound: what fewer seats, and more replicas, aim at
 
 
 class Broken(NamedTuple):
@@ -163,7 +163,7 @@ def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
         yield from _faster(run, times)
         yield from run.advisor.seats_within(FEWER * one.bound)
         for more in replicas:
-            enough = run.advisor.replicas_within(more.value, one.bound)
+            enough = run.advisor.replicas_within(more.value, FEWER * one.bound)
             yield turn(more.key, more.value, max(enough, more.to))
         return
     cause = max(CAUSES, key=run.wait_shares.__getitem__)

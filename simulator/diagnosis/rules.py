@@ -74,7 +74,7 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
         before = (weights.get(other, 1.0) for other in BEHIND.get(name, ()))
         found[at] = name, one._replace(weight=min(one.weight, *before, 1.0))
     found.sort(key=lambda pair: (pair[0] not in LOST, -pair[1].weight))
-    taken: dict[str, Advice] = {}
+    taken = _taken(advice for _, one in found for advice in one.advice)
     notes = [one for spec in record.specs.values() for one in spec.notes if "not start" in one]
     if notes and not any(one.advice or name in SAID for name, one in found):
         told = f"The server would not start: {notes[0].rpartition('; ')[2]}."
@@ -90,17 +90,22 @@ def _found(run: AdvisedEvidence, rules: Iterable[Rule]) -> Iterator[tuple[str, F
             yield rule.__name__, one._replace(advice=[*filter(run.takes, one.advice)])
 
 
-def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
-    """Return the advice that agrees with what has been `taken`: one value for each key."""
-    before = {*taken}
-    for one in finding.advice:
-        taken.setdefault(one.key, one)
+def _taken(advice: Iterable[Advice]) -> dict[str, Advice]:
+    """Return one value for each key: the first, but of replicas as many as any finding needs."""
+    taken: dict[str, Advice] = {}
+    for one in advice:
+        first = taken.setdefault(one.key, one)
+        if one.key.endswith(".replicas") and one.direction == first.direction == "raise":
+            taken[one.key] = max(first, one, key=lambda each: each.to)
+    return taken
+
+
+def _agreeing(finding: Finding, taken: Mapping[str, Advice]) -> list[Advice]:
+    """Return the advice that agrees with what has been `taken`."""
     agreed = (
         taken[one.key]
         for one in finding.advice
-        if one.key not in before
-        or taken[one.key].direction == one.direction != "set"
-        or taken[one.key].to == one.to
+        if taken[one.key].direction == one.direction != "set" or taken[one.key].to == one.to
     )
     return list(dict.fromkeys(agreed))
 

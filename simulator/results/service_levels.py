@@ -243,9 +243,10 @@ class Judged(NamedTuple):
 
     @property
     def unless(self) -> str:
-        """Say which error of the clock surely turns the verdict; "": nobody knows.
+        """Say about which error of the clock turns the verdict; "": nobody knows.
 
-        Of steps in proportion, rounded up: queues move by more than steps, so less may do.
+        Of steps in proportion, rounded up: of 60 runs near their bound it turned 52. Queues move
+        by more than steps, what a front end adds by less.
         """
         until = self.until
         if self.slo.name not in SHARES and self.ends is not None and self.span is not None:
@@ -259,13 +260,13 @@ class Judged(NamedTuple):
         digits = 1 - floor(log10(off)) if off else 0
         percent = f"{ceil(round(off * 10.0**digits, 6)) / 10.0**digits:g} %"
         return (
-            f", but steps at most {percent} slower break it"
+            f", but steps about {percent} slower break it"
             if until > 1.0
-            else f", but steps at most {percent} faster keep it"
+            else f", but steps about {percent} faster keep it"
         )
 
     def __str__(self) -> str:
-        """Say `kept with 12 % to spare`, `kept, but steps at most 1 % slower break it`, ..."""
+        """Say `kept with 12 % to spare`, `kept, but steps about 1 % slower break it`, ..."""
         slo, value = self.slo, self.value
         if not self.served:
             return "broken"

@@ -117,6 +117,15 @@ def test_a_fleet_that_scales_too_late_is_told(day: Path):
 
 
 @pytest.mark.medium
+def test_an_autoscaler_that_orders_nothing_saves_nothing(day: Path, tmp_path: Path, capsys):
+    """It said that it costs 0 %."""
+    day.write_text(day.read_text().replace("{target: 1", "{target: 10000"))
+    command = ["plan", str(day), "--slo", "p90_ttft_ms<=1e9", "--fewest", "cluster.replicas=1..2"]
+    assert main([*command, "--window", f"{HOUR:g}", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert "  autoscaling saves nothing\n" in capsys.readouterr().out
+
+
+@pytest.mark.medium
 def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_path: Path, capsys):
     """A queue of eight is late; of two it is early enough, and cheaper than two all day."""
     text = (

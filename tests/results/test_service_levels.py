@@ -125,7 +125,7 @@ def close_to(bound: str, **ends: object) -> str:
 def test_a_verdict_carries_the_error_of_the_clock() -> None:
     """39.45 ms and 3 % are 38.3 to 40.6 ms: 40 lies between; 45 and 35 do not."""
     known = {"ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
-    told = "kept, but steps at most 1.5 % slower break it"
+    told = "kept, but steps about 1.5 % slower break it"
     assert close_to("p99_tpot_ms<=40", **known) == told
     assert close_to("p99_tpot_ms<=45", **known) == "kept with 12.3 % to spare"
     assert close_to("p99_tpot_ms<=35", **known) == "broken by 12.7 %"
@@ -137,12 +137,10 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
         "broken: 8.8 % of requests keep it, within the error of the step times"
     )
     assert str(Judged.of(share | {"kept_until": 0.81})) == (
-        "broken: 8.8 % of requests keep it, but steps at most 19 % faster keep it"
+        "broken: 8.8 % of requests keep it, but steps about 19 % faster keep it"
     )
     rate = {"bound": "output_throughput>=39", "ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
-    assert (
-        str(Judged.of({**rate, "value": 39.45})) == "kept, but steps at most 1.2 % slower break it"
-    )
+    assert str(Judged.of({**rate, "value": 39.45})) == "kept, but steps about 1.2 % slower break it"
     share["value"] = 0.995
     assert (
         str(Judged.of(share | {"ends": [0.991, 0.999]}))
@@ -172,11 +170,11 @@ def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
 
 
 def test_steps_as_much_faster_as_a_verdict_says_keep_the_level() -> None:
-    """Queues move by more than steps: 3 % do where the verdict says 8 % at most."""
+    """Queues move by more than steps: 3 % do where the verdict says 8 %."""
     demo = load_scenario("demo", ["workload.request_rate=4.2", "slo=[p99_tpot_ms<=47]"])
     cost = resolve(demo).cost
     level = run(demo).summary()["headway"]["slo"][0]
-    (percent,) = re.search(r"broken, but steps at most (\S+) % f", str(Judged.of(level))).groups()
+    (percent,) = re.search(r"broken, but steps about (\S+) % f", str(Judged.of(level))).groups()
     faster = 1.0 - float(percent) / 100.0
     again = run(demo, cost=ScaledCost(cost, faster, faster)).summary()["headway"]["slo"][0]
     assert (level["met"], again["met"]) == (False, True)
@@ -189,7 +187,7 @@ def test_near_saturation_what_queues_moves_by_more_than_steps() -> None:
     assert str(Judged.of(one)) == "kept with 16.7 % to spare"
     near = {**one, **moved(one, 3.0)}
     assert near["ends"] == pytest.approx([1e4 * 0.9**3, 1e4 * 1.1**3])
-    assert str(Judged.of(near)) == "kept, but steps at most 6.3 % slower break it"  # 1.2 ** (1 / 3)
+    assert str(Judged.of(near)) == "kept, but steps about 6.3 % slower break it"  # 1.2 ** (1 / 3)
     tokens = {**one, "bound": "p90_tpot_ms<=12000"}
     assert not moved(tokens, 3.0)
     assert not moved(one, 0.9)
@@ -285,7 +283,7 @@ def test_the_error_that_turns_a_verdict_turns_it(metric: str, share: float) -> N
     value = _value(scenario, metric, 1.0)
     slo = parse_slo(f"{metric}<={value * share!r}")
     told = str(Judged(slo, value, (0.8 * value, 1.2 * value), (0.8, 1.2)))
-    found = re.search(r"steps (?:are |at most )?([\d.]+) % (faster|slower)", told)
+    found = re.search(r"steps (?:are |about )?([\d.]+) % (faster|slower)", told)
     assert found is not None
     off = float(found[1]) / 100
     faster = found[2] == "faster"
