@@ -276,7 +276,7 @@ class Judged(NamedTuple):
         if self.close:
             return f"{verb}{self.unless or ', within the error of the step times'}"
         if slo.name in SHARES:
-            points = f", {100 * abs(value - slo.bound):.3g} points"
+            points = f", {100 * abs(value - slo.bound):.3g} points".replace(" 1 points", " 1 point")
             side = " to spare" if slo.met(value) else " short"
             return verb if value == slo.bound else verb + points + side
         margin = "kept with {} to spare" if slo.met(value) else "broken by {}"

@@ -146,6 +146,8 @@ def test_a_verdict_carries_the_error_of_the_clock() -> None:
         str(Judged.of(share | {"ends": [0.991, 0.999]}))
         == "kept: 99.5 % of requests keep it, 0.5 points to spare"
     )
+    for value, told in ((1.0, "1 point"), (0.88, "11 points")):
+        assert f", {told} " in str(Judged.of({"bound": "goodput>=0.99", "value": value}))
     assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == (
         "kept: 100 % of requests keep it"
     )
