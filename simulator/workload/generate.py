@@ -25,15 +25,9 @@ from simulator.util.from_mapping import (
     short_repr,
 )
 from simulator.workload import distributions as laws
+from simulator.workload import sessions as talks
 from simulator.workload.arrivals import ArrivalProcess, Things
 from simulator.workload.multimodal import MultimodalDraws, Multimodals
-from simulator.workload.sessions import (
-    PrefixGroups,
-    Sessions,
-    prefix_parts,
-    session_parts,
-    write_segments,
-)
 from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Ints, Workload
 
 STREAMS = (
@@ -113,8 +107,10 @@ class Generator(ArrivalProcess):
     ] = 0.0
     lengths: Annotated[TraceLengths | None, "{path, format}: draw both lengths from a trace"] = None
     prefix_len: Annotated[int, Field(ge=0, lt=laws.MAX_TOKENS), "tokens that begin all prompts"] = 0
-    prefix_groups: Annotated[PrefixGroups | None, "prompts begin with one of a few prefixes"] = None
-    sessions: Annotated[Sessions | None, "conversations of several turns"] = None
+    prefix_groups: Annotated[
+        talks.PrefixGroups | None, "prompts begin with one of a few prefixes"
+    ] = None
+    sessions: Annotated[talks.Sessions | None, "conversations of several turns"] = None
     clients: Annotated[
         Clients | None,
         "their number, a list of weights, or {name: weight}; null: requests name no client",
@@ -231,10 +227,10 @@ def generate_parts(
 
     `after` and `segments` name requests by their numbers in the whole.
     """
-    sessions = partial(session_parts, spec.sessions, spec.num_prompts, size)
+    sessions = partial(talks.session_parts, spec.sessions, spec.num_prompts, size)
     counts = [len(starts) for starts, _ in sessions(random_streams(seed)["sessions"])]
     rng = random_streams(seed)
-    heads, groups = prefix_parts(spec.prefix_len, spec.prefix_groups, counts, rng["prefixes"])
+    heads, groups = talks.prefix_parts(spec.prefix_len, spec.prefix_groups, counts, rng["prefixes"])
     times = spec.arrival_parts(sum(counts), lambda: random_streams(seed)["arrivals"], counts)
     draws, media = None, None
     if spec.multimodal is not None:
@@ -257,7 +253,7 @@ def generate_parts(
             work.delay = np.where(follows, delay, 0.0)
         if spec.sessions is not None or heads != [()] or media is not None:
             what = heads, group[session], follows, text, answer
-            work.segments = write_segments(*what, first=first, media=media)
+            work.segments = talks.write_segments(*what, first=first, media=media)
         if spec.clients is not None:
             draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
         if (names := spec.adapters.weights if spec.adapters else spec.models) is not None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from headway.cli.main import main
 from simulator.workload.describe import (
     describe,
     describe_text,
@@ -149,3 +150,15 @@ def test_answers_to_one_prompt_are_no_burst(put):
     assert "2 requests share theirs, 2 at most" in describe_text(work, "x")
     spread_seconds(work)
     assert work.arrival.tolist() == [0, 0, 0.5, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "said"),
+    [("arrival", "0.5", True), ("arrival_s", "0.5", False), ("arrival", "1772359200", False)],
+)
+def test_seconds_that_no_name_says_are_told(tmp_path, capsys, name, cell, said):
+    path = tmp_path / "log.csv"
+    path.write_text(f"{name},input_tokens,output_tokens\n{cell},9,5\n{cell},9,5\n")
+    assert main(["trace", "describe", str(path)]) == 0
+    row = f"times           taken as seconds; arrival={name}:ms says ms\n"
+    assert (row in capsys.readouterr().out) == said

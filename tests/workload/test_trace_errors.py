@@ -167,7 +167,7 @@ def test_ids_of_16_tokens_in_a_mooncake_file_are_told_once(put):
     (told,) = complaints(put(good))
     assert told == (
         "8: hash_ids: 2 blocks of 512 tokens do not fit 17 tokens, which take 1, and so in 42 more "
-        "lines; 16 tokens fit every line: say hash_block_size: 16, and time_unit: s if its times "
+        "lines; 16 tokens fit every line: say hash_block_size: 16, and time_unit: s if times "
         "are in seconds (format: timed_trace is both)"
     )
     assert len(read_trace(put(good), "timed_trace")) == 50

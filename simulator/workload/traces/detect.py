@@ -46,9 +46,8 @@ def _proposal(names: Iterable[str], option: str, start: str) -> str:
     """Return a line that says which `columns` to try, at most LONGEST characters; "" for none."""
     for told in ("", " (no column of arrivals: all would come at once)"):
         begins = start.format(told)
-        meant = fields.propose(
-            names, option, fields.LONGEST - len("headway: error: ") - len(begins)
-        )
+        room = fields.LONGEST - len("headway: error: ") - len(begins)
+        meant = fields.propose(names, option, room)
         if meant and (told or "arrival=" in meant):
             return begins + meant
     return ""

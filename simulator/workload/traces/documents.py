@@ -4,7 +4,6 @@ Parquet, by pyarrow, has the columns of a CSV.
 """
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json, parse_value, skip_blanks
+from simulator.workload.traces.fields import PATTERNS
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.packed import text_blocks
 from simulator.workload.traces.values import spans
@@ -26,11 +26,6 @@ BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns a
 PIECE_ROWS = 1 << 16  # of Parquet, likewise
 FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
-IN_JSON = re.compile(
-    r"usage|metadata|metrics|tokens?$|details|attributes|param(eter)?s$|(^|_)(request|response|body)$",
-    re.IGNORECASE,
-)
-"""In a column's name, where what gateways export of a request is JSON as text."""
 DETAILS = ("promptTokensDetails", "prompt_tokens_details")
 Item = tuple[int, Any]
 """A value in a text, and the line on which it begins."""
@@ -322,20 +317,19 @@ def flat(row: Mapping[str, Any], cells: Collection[str] = ()) -> dict[str, Any]:
     """
     found = dict(row)
     for key, value in row.items():
-        if isinstance(value, str) and value[:1] == "{" and (key in cells or IN_JSON.search(key)):
+        packed = isinstance(value, str) and value[:1] == "{"
+        if packed and (key in cells or PATTERNS["JSON in cells"].search(key)):
             with suppress(ValueError):
                 found[key] = parse_json(value)
         if isinstance(whole := found[key], Mapping):
             inner = sorted(_paths(whole), key=len)
             found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
             for *path, deep in inner:
-                if path[1:][-1:] != [
-                    "type"
-                ]:  # of tool_choice or response_format: not of the request
+                # The type of tool_choice or response_format is none of the request.
+                if path[1:][-1:] != ["type"]:
                     found.setdefault(path[-1].rpartition(".")[2], deep)
-    for key in [
-        one for one in found if one.endswith(DETAILS)
-    ]:  # Gemini's, a list of {modality, tokenCount}
+    # Gemini's are a list of {modality, tokenCount}.
+    for key in [one for one in found if one.endswith(DETAILS)]:
         for one in objects_of(found, key):
             count = one.get("tokenCount", one.get("token_count"))
             found[f"{str(one.get('modality')).lower()}_tokens"] = count

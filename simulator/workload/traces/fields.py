@@ -257,6 +257,5 @@ def parse_date(text: str) -> int:
         when = datetime.fromisoformat(re.sub(r" (?=[+-][0-9]{2}:?[0-9]{2}$)", "", plain))
     except ValueError:
         when = datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z")
-    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(
-        microseconds=1
-    )
+    whole = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return (whole - EPOCH) // timedelta(microseconds=1)

@@ -48,9 +48,8 @@ class HashBlocks:
     def check(self, row: Row, count: int, tokens: int) -> None:
         """Refuse a row whose ids do not fit its tokens; only the first such row is told."""
         size = self.size
-        self.least = max(
-            self.least, tokens // (count + 1) + 1 if self.open_end else -(-tokens // count)
-        )
+        least = tokens // (count + 1) + 1 if self.open_end else -(-tokens // count)
+        self.least = max(self.least, least)
         if count > 1:
             self.most = min(self.most, (tokens - 1) // (count - 1))
         need = ceil(tokens / size)
@@ -73,9 +72,7 @@ class HashBlocks:
             size = powers[0] if powers else self.least
             more += f"; {size} tokens fit every line: say hash_block_size: {size}"
             if size == 16 and not self.open_end:
-                more += (
-                    ", and time_unit: s if its times are in seconds (format: timed_trace is both)"
-                )
+                more += ", and time_unit: s if times are in seconds (format: timed_trace is both)"
         else:
             more += ": wrong hash_block_size?"
         problems.extend(self.place, more)

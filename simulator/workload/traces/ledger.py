@@ -72,9 +72,8 @@ class Ledger:
         """Return what is to be told of a file, a sentence each."""
         told = [*self.notes]
         if self.unknown:
-            told.append(
-                f"not understood, and without effect: {_listed(self.unknown, 4 * MOST_NAMED)}"
-            )
+            named = _listed(self.unknown, 4 * MOST_NAMED)
+            told.append(f"not understood, and without effect: {named}")
         return told
 
     def figures(self) -> dict[str, object]:

@@ -82,9 +82,8 @@ def make_table(
     if "arrival" in columns and failed.any():
         lost = _part(columns, np.flatnonzero(failed))
         table.lost = _rows(lost, units)
-        table.lost.cancel_after = np.fmax(
-            _span_of("e2el", lost), _since("end", table.lost, lost, units)
-        )
+        ended = _since("end", table.lost, lost, units)
+        table.lost.cancel_after = np.fmax(_span_of("e2el", lost), ended)
     return table
 
 
@@ -93,11 +92,10 @@ def _asked(columns: Columns, failed: Flags) -> Ints:
 
     An answer that a client cut off would have been longer by a token at least.
     """
-    asked: Ints = columns["output"] * 0 + columns.get("asked", 0)
+    output = columns["output"]
+    asked: Ints = output * 0 + columns.get("asked", 0)
     if "cancel_after" in columns:
-        longer = np.maximum(
-            columns["output"] + (columns["output"] > 0), columns.get("max_tokens", 0)
-        )
+        longer = np.maximum(output + (output > 0), columns.get("max_tokens", 0))
         hung_up = failed & ~np.isnan(columns["cancel_after"]) & (asked <= 0)
         asked = np.where(hung_up, longer, asked)
     return asked
@@ -301,11 +299,9 @@ def _add_cuts(table: Table, columns: Columns) -> None:
     if table.max_tokens is None or "asked" in columns or own:
         return
     over = np.where(table.max_tokens > 0, table.output - table.max_tokens, 0)
-    if (over > 0).any():
+    if cut := int((over > 0).sum()):
         name = table.ledger.name_of["max_tokens"]
-        table.ledger.note(
-            f"{name}: answers longer than it allows, cut there", int((over > 0).sum())
-        )
+        table.ledger.note(f"{name}: answers longer than it allows, cut there", cut)
         table.ledger.note(f"{name}: output tokens that this cuts off", int(over[over > 0].sum()))
 
 

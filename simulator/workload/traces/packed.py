@@ -5,7 +5,6 @@ import codecs
 import gzip
 import io
 import lzma
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,25 +13,16 @@ from typing import IO, Any
 
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
-from simulator.workload.traces.fields import NAMES
+from simulator.workload.traces.fields import NAMES, PATTERNS
 
-PACKERS, OTHERS = (
+PACKERS, OTHERS, MARKS = (
     {begin.encode("latin-1"): what for begin, what in NAMES[kind].items()}
-    for kind in ("packed", "no text")
+    for kind in ("packed", "no text", "marks")
 )
-"""How packed files begin, and by what they are packed; how files begin that are not read."""
+"""How packed files begin, and by what they are packed; how files begin that are not read; marks of
+byte order and encoding."""
 OPEN: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
-BESIDE = re.compile(
-    r"^__MACOSX|(^|/)(\.|(readme|licen[sc]e|notice|changelog)[^/]*$)", re.IGNORECASE
-)
-"""Names of files in an archive that are not the one meant."""
 TAR = b"ustar"
-MARKS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 _ENCODINGS: dict[Path, str] = {}
 
@@ -112,7 +102,7 @@ def _open(path: Path, raw: IO[bytes], packer: str) -> Any:
 def _open_zip(path: Path, raw: IO[bytes]) -> Any:
     archive = zipfile.ZipFile(raw)
     names = [one for one in archive.namelist() if not one.endswith("/")]
-    files = [n for n in names if not BESIDE.search(n)]
+    files = [n for n in names if not PATTERNS["beside a trace"].search(n)]
     if "xl/workbook.xml" in names:
         raise HeadwayError(f"{path}: is a workbook of Excel; write its table as CSV (UTF-8)")
     if len(files) != 1:

@@ -189,9 +189,9 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
         return False
     given = take_encoding(path, given)
     name = form or format_of(path, given, option)
-    return name in LINES or (
-        name == "requests" and (bool(documents.parquet_names(path)) or _has_lines(path))
-    )
+    if name == "requests":
+        return bool(documents.parquet_names(path)) or _has_lines(path)
+    return name in LINES
 
 
 def _has_lines(path: Path) -> bool:

@@ -57,9 +57,7 @@ class Records:
     labels: list[str] = attribute(default_factory=list)  # before names, where lines tell too little
     parts: list[dict[str, Any]] = attribute(default_factory=list)  # columns of what was converted
     units: dict[str, float] = attribute(default_factory=dict)
-    beside: Counter[str] = attribute(
-        default_factory=Counter
-    )  # that are no load of an engine, by field
+    beside: Counter[str] = attribute(default_factory=Counter)  # no load of an engine, by field
     strange: dict[str, Counter[str]] = attribute(default_factory=dict)  # words by field
     unread: int = 0  # failed requests of which nothing is told
     added: int = 0  # requests that were converted
@@ -98,9 +96,7 @@ class Records:
     def meet(self, names: Sequence[str], lists: Set[str] = frozenset()) -> None:
         """Note names of columns; of those not asked for, take the fields that change a load."""
         self.names |= dict.fromkeys(filter(None, names))  # an index of pandas has no name
-        taken = {name for source in self.sources.values() for name in source.names} | {
-            *self.form.beside
-        }
+        taken = {*fields.used_as(self.sources), *self.form.beside}
         taken |= {name.rpartition(".")[2] for name in taken}
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
         found = fields.find_fields(n for n in names if n not in taken | idle)
@@ -171,9 +167,8 @@ class Records:
                     columns[field] = column
             elif first is not None:
                 columns[field] = np.concatenate(found)
-        ledger = sort_columns(
-            self.names, {**fields.used_as(self.sources), **self.form.beside}, self.form.idle
-        )
+        used = {**fields.used_as(self.sources), **self.form.beside}
+        ledger = sort_columns(self.names, used, self.form.idle)
         notes = +self.problems.notes
         for text, count in notes.items():
             ledger.note(text, count)
@@ -200,6 +195,10 @@ class Records:
         if "arrival" in self.sources and len(table.time) > 1:
             for doubt in self._doubts(table.time, table.per_second):
                 ledger.note(f"{self._name('arrival')}: {doubt}")
+            name, unit = self._name("arrival"), self.sources["arrival"].per_second
+            if not unit and table.per_second == 1.0 and table.time.max() < fields.DATES[0]:
+                told = f"taken as seconds; arrival={name}:ms says ms"
+                table.ledger.facts.append(("times", told))
         return table
 
     def _doubts(self, times: Numbers, per_second: float) -> Iterator[str]:

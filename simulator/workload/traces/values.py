@@ -43,10 +43,9 @@ def counts(values: Sequence[object], tell: Tell, least: float = 0.0, what: str =
     whole = np.isfinite(found) & (found == np.floor(found)) & (np.abs(found) < LARGEST)
     for k in np.flatnonzero(~(whole & (found >= least)) & ~np.isnan(found)).tolist():
         less = "is negative" if whole[k] and found[k] < least else f"is not {what}"
-        dot = ": its dot may mark thousands; write it without one"
-        tell(
-            k, f"{short_repr(values[k])} {less}{dot if THOUSANDS.fullmatch(str(values[k])) else ''}"
-        )
+        dotted = ": its dot may mark thousands; write it without one"
+        less += dotted * bool(THOUSANDS.fullmatch(str(values[k])))
+        tell(k, f"{short_repr(values[k])} {less}")
     return np.where(whole, found, LARGEST).astype(np.int64)
 
 
@@ -179,6 +178,5 @@ def is_plain(value: object, whole: bool) -> bool:
         found = float(str(value))
     except ValueError:
         return False
-    return (
-        found >= 0 and isfinite(found) and (not whole or (found < LARGEST and found.is_integer()))
-    )
+    fits = not whole or (found < LARGEST and found.is_integer())
+    return found >= 0 and isfinite(found) and fits

@@ -155,9 +155,8 @@ def _sent_at_once(path: Path, result: Mapping[str, Any]) -> list[float]:
 
     SGLang's bench_serving writes none, and vLLM's not before 0.10.
     """
-    if str(result.get("request_rate")).lower() in {"inf", "infinity"} and not result.get(
-        "max_concurrency"
-    ):
+    unlimited = str(result.get("request_rate")).lower() in {"inf", "infinity"}
+    if unlimited and not result.get("max_concurrency"):
         return [0.0] * len(result["input_lens"])
     raise HeadwayError(
         f"{path}:1: start_times: missing: its benchmark ({_load(result)}) did not write when it "
