@@ -66,6 +66,7 @@ from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 
 ROOFLINE = "roofline"
+SMALLER = "if it is smaller, requests wait or are preempted: kv_capacity_tokens has its own"
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits
 Compose = Callable[[EngineSpec, EngineConfig], EngineSpec]
@@ -186,6 +187,9 @@ def _predict(
     outcome.engine = _describe_rules(scenario, spec)
     result = _simulate(scenario, spec, workload)
     compare(outcome, result, requests, before)
+    peak = max(log.steps["blocks_used"].max(initial=0) / log.num_blocks for log in result.logs)
+    if run.count("kv_capacity_tokens") is None and peak > LESS_CACHE:
+        outcome.notes.append(f"the KV cache is {peak:.0%} full by its computed size; {SMALLER}")
     if idle := unread_cells(run):
         outcome.notes.append(f"cells without effect on this run: {', '.join(idle)}")
     knee = find_knee(result, recorded=True)

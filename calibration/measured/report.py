@@ -36,8 +36,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def _run_lines(outcome: Outcome) -> Iterator[str]:
-    run = outcome.run
-    yield f"{run.run_id}"
+    yield outcome.run.run_id
     if outcome.reason:
         yield f"  cannot be predicted: {outcome.reason}"
         return
@@ -119,8 +118,7 @@ def _clients(outcomes: Sequence[Outcome]) -> Iterator[str]:
     servers: dict[tuple[str, str, str], list[Outcome]] = {}
     for outcome in outcomes:
         run = outcome.run
-        key = run.source, run.word("model"), run.word("gpu")
-        servers.setdefault(key, []).append(outcome)
+        servers.setdefault((run.source, run.word("model"), run.word("gpu")), []).append(outcome)
     for (source, *server), members in servers.items():
         if (found := find_offset(members)) is None:
             continue

@@ -3,6 +3,7 @@
 import gzip
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from calibration.measured.engine import (
     engine_block,
     version,
 )
-from calibration.measured.predict import assemble_run, validate_measured
+from calibration.measured.predict import assemble_run, predict, validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from calibration.measured.workload import draw_from_pool, generate
@@ -372,3 +373,17 @@ def test_gaps_of_an_itl_are_between_tokens_steps_or_chunks(tmp_path):
             assert 100 * rows["mean_tpot_ms"] == pytest.approx(gaps * rows["mean_itl_ms"])
         else:
             assert one.reason == f"itl_by: must be token, step or a number of tokens, not {by!r}"
+
+
+@pytest.mark.parametrize(
+    ("more", "full"),
+    [({"concurrency": "20"}, True), ({}, False), ({"kv_capacity_tokens": "20000"}, False)],
+)
+def test_a_cache_nearly_full_by_its_computed_size_is_told(
+    tmp_path: Path, more: dict[str, str], full: bool
+) -> None:
+    """An L4 has room for 18 of these requests; four of its clients need no more than a quarter."""
+    cells = {"gpu": "L4", "model": "llama-3-8b", "engine_version": "0.12.0", "concurrency": "4"}
+    cells |= {"n_requests": "40", "mean_input_tokens": "1500", "mean_output_tokens": "40"}
+    notes = predict(run_of(**cells | more), tmp_path).notes
+    assert any(note.startswith("the KV cache is 100% full by its comp") for note in notes) is full
