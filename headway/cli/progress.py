@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TYPICAL_LOOKS = {True: 50.0, False: 15.0}
 """First runs that all of a candidate take as long as, where a place is searched for, and where not,
 as long as no candidate is done: those that decide are longer, and more."""
+WHOLE_LOOKS = 4.0  # likewise, where each run has the whole load: a day
 SHOWN = 20  # candidates that a table has room for
 SILENCE = 30.0  # s after which a plan says how many runs it has made
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
@@ -127,7 +128,9 @@ class SearchProgress:
         """Estimate how long a search goes on, by the load in the runs that this phase has made."""
         looks = {id(one): _looks(one) for one in candidates}
         done = [looks[id(one)] for one in candidates if one.done and one.result.trials]
-        each = sum(done) / len(done) if done else TYPICAL_LOOKS[bool(self._place)]
+        whole = any(one.seconds is None for each in candidates for one in each.result.trials)
+        typical = WHOLE_LOOKS if whole else TYPICAL_LOOKS[bool(self._place)]
+        each = sum(done) / len(done) if done else typical
         under_way = [looks[id(one)] for one in candidates if not one.done]
         left = sum(max(each - own, own / 4, 1.0) for own in under_way)
         made = max(sum(looks.values()), self._runs - self._runs_before, 1)

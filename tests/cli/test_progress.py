@@ -105,6 +105,11 @@ def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, cap
         now[0] += 0.9
         search(two, 1, None)
     assert capsys.readouterr().err == ""  # it is over in half a minute
+    day = [Candidate({}, result=SearchResult(None, [Trial(1.0, None, runs=[{}])])), *two]
+    with search_progress(False, "cluster.replicas", rising=True) as search:
+        now[0] += 9.0
+        search(day, 1, None)  # 3 more of this, and 4 of each of the others
+    assert capsys.readouterr().err == "1 run made in 9 s, about 1.6 min left\n"
     trials = [Trial(1.0, 300.0, runs=[{}] * 2), Trial(2.0, 600.0, runs=[{}] * 6)]
     found = Candidate({}, result=SearchResult(None, trials))
     with search_progress(False, "workload.request_rate", rising=False) as search:
