@@ -1,11 +1,12 @@
 """The verb `headway run`: one scenario, once, several times or without its tables."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -157,7 +158,9 @@ class Workers:
         return self != DEFAULT_WORKERS
 
     def use(self) -> "AbstractContextManager[None]":
-        """Make them joblib's."""
+        """Make them joblib's, if there are some."""
+        if not self:
+            return nullcontext()
         from simulator.util.workers import use_backend
 
         return use_backend(self.backend or "loky", self.jobs, self.address)
@@ -194,6 +197,8 @@ def run(
     from headway.report.text import run_table
     from simulator.results.service_levels import service_levels
     from simulator.scenario.load import load_scenario
+    from simulator.simulation.run import run as simulate
+    from simulator.simulation.run import spread_cluster
     from simulator.simulation.write import check_folder, check_parts, remove_tables, write_run
     from simulator.util.files import lock_folder
 
@@ -222,9 +227,9 @@ def run(
 
         changed = changed_runs(loaded)  # what it is not for is told before the run
     with lock_folder(folder):
-        with run_progress(loaded.name, options.quiet) as progress:
-            simulate = partial(_spread_run, workers) if workers else _run
-            result = simulate(
+        with workers.use(), run_progress(loaded.name, options.quiet) as progress:
+            play = partial(spread_cluster, jobs=workers.jobs) if workers else simulate
+            result = play(
                 loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
             )
         result.warmup, result.cooldown = options.warmup, options.cooldown
@@ -262,28 +267,6 @@ def _requests(scenario: "Scenario") -> "Workload":
     return workload
 
 
-def _run(scenario: "Scenario", **options: Any) -> "Result":
-    from simulator.simulation.run import run
-
-    return run(scenario, **options)
-
-
-def _spread_run(workers: Workers, scenario: "Scenario", **options: Any) -> "Result":
-    """Run a cluster's replicas on workers."""
-    from simulator.simulation.run import spread_cluster
-
-    with workers.use():
-        return spread_cluster(scenario, jobs=workers.jobs, **options)
-
-
-def _run_apart(workers: Workers, folder: Path, scenario: "Scenario", **options: Any) -> Any:
-    """Run parts of a fleet on workers, without tables."""
-    from simulator.simulation.partitions import run_partitions
-
-    with workers.use():
-        return run_partitions(scenario, folder, jobs=workers.jobs, **options)
-
-
 def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: bool) -> None:
     """Put into a run's summary how far it moves with its cost model."""
     from headway.planning.sensitivity import as_summary, measure_sensitivity
@@ -302,18 +285,19 @@ def _run_without_tables(
 ) -> int:
     """Run, however many requests there are; print the report, write it and the scenario."""
     from headway.report.text import run_table
-    from simulator.simulation.partitions import FOLDER, forget_partitions
+    from simulator.simulation.partitions import FOLDER, forget_partitions, run_partitions
     from simulator.simulation.stream import run_streamed
     from simulator.simulation.write import check_folder, check_parts, remove_tables, write_scenario
     from simulator.util.files import lock_folder, write_together
     from simulator.util.quantile_sketch import RELATIVE_ERROR
 
-    simulate = partial(_run_apart, workers, folder) if workers else run_streamed
+    apart = partial(run_partitions, folder=folder, jobs=workers.jobs)
+    simulate = apart if workers else run_streamed
     if tables is not None and not (folder / FOLDER).exists():  # else some are of this run
         check_parts(check_folder(tables, "parquet", "--tables-in"), "--tables-in")
     with lock_folder(folder):
         try:
-            with run_progress(scenario.name, options.quiet) as progress:
+            with workers.use(), run_progress(scenario.name, options.quiet) as progress:
                 summary = simulate(
                     scenario, stepwise=options.stepwise, progress=progress, tables=tables
                 )

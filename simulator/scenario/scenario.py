@@ -6,6 +6,7 @@ it says wrongly is refused, all mistakes at once, each with its line.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -367,12 +368,9 @@ class Scenario(Config):
         if trace is None:
             from simulator.workload.generate import generate
 
-            try:
+            with self._blaming("workload"):
                 return generate(self.workload.generator, self.seed, load)
-            except HeadwayError:
-                raise
-            except ValueError as error:
-                raise self._errors(field_errors(("workload",), error)) from None
+        from simulator.workload.generate import random_streams
         from simulator.workload.select import select
 
         part = dict(trace)
@@ -380,10 +378,11 @@ class Scenario(Config):
         reading = {key: part.pop(key) for key in READ_OPTIONS} | {"columns": self.workload.columns}
         workload = select(load(path, form, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency
-        self._draw_clients(workload)
-        self._draw_max_tokens(workload, load)
-        self._draw_adapters(workload)
-        self._draw_multimodal(workload, load)
+        rng = random_streams(self.seed)
+        self._draw_clients(workload, rng["clients"])
+        self._draw_max_tokens(workload, load, rng["max_tokens"])
+        self._draw_adapters(workload, rng["models"])
+        self._draw_multimodal(workload, load, rng["multimodal"])
         return workload
 
     def trace_pieces(self) -> Callable[[], Iterator[Workload]] | None:
@@ -420,30 +419,39 @@ class Scenario(Config):
             raise self._errors([(("workload", key), wrong)])
         return value
 
-    def _draw_clients(self, workload: Workload, rng: "Generator | None" = None) -> None:
+    @contextmanager
+    def _blaming(self, *key: str) -> Iterator[None]:
+        """Say of what is wrong with values that are drawn where the block at a key is."""
+        try:
+            yield
+        except HeadwayError:
+            raise
+        except ValueError as error:
+            raise self._errors(field_errors(key, error)) from None
+
+    def _draw_clients(self, workload: Workload, rng: "Generator") -> None:
         """Name the clients of a trace that names none; HeadwayError if it does."""
         wrong = "the trace names the client of each request itself"
         clients = self._given("clients", workload.client is not None, wrong)
         if clients is None:
             return
-        from simulator.workload.generate import draw_clients, random_streams
+        from simulator.workload.generate import draw_clients
 
-        rng = random_streams(self.seed)["clients"] if rng is None else rng
         draw_clients(workload, workload.sessions(), clients, self._given("priorities"), rng)
 
-    def _draw_adapters(self, workload: Workload) -> None:
+    def _draw_adapters(self, workload: Workload, rng: "Generator") -> None:
         """Draw the adapters that requests of a trace ask for; HeadwayError if it names them."""
         key = "models" if self._given("models") is not None else "adapters"
         wrong = "the trace names the model of each request itself"
         given = self._given(key, workload.model is not None, wrong)
         if given is None:
             return
-        from simulator.workload.generate import draw_names, random_streams
+        from simulator.workload.generate import draw_names
 
-        weights, rng = getattr(given, "weights", given), random_streams(self.seed)["models"]
+        weights = getattr(given, "weights", given)
         workload.model = draw_names(workload.sessions(), weights, rng)
 
-    def _draw_multimodal(self, workload: Workload, load: TraceReader) -> None:
+    def _draw_multimodal(self, workload: Workload, load: TraceReader, rng: "Generator") -> None:
         """Draw the images and clips of a trace's prompts; its tokens are those of the texts."""
         told = "the trace tells the images of each request itself"
         self._given("multimodal", has_media(workload), told)
@@ -452,33 +460,23 @@ class Scenario(Config):
         if given is None:
             warn_of_images(workload.source, workload.images)
             return
-        from simulator.workload.generate import random_streams
         from simulator.workload.multimodal import MultimodalDraws, insert
 
-        draws = MultimodalDraws(given, random_streams(self.seed)["multimodal"], load)
-        try:
+        draws = MultimodalDraws(given, rng, load)
+        with self._blaming("workload", "multimodal"):
             media, more = draws.draw(0, len(workload), workload.images)
-        except ValueError as error:
-            raise self._errors(field_errors(("workload", "multimodal"), error)) from None
         insert(workload, media, more)
 
-    def _draw_max_tokens(
-        self, workload: Workload, load: TraceReader, rng: "Generator | None" = None
-    ) -> None:
+    def _draw_max_tokens(self, workload: Workload, load: TraceReader, rng: "Generator") -> None:
         """Say how long the answers of a trace may be that does not; HeadwayError if it does."""
         wrong = "the trace says the max_tokens of its requests itself"
         given = self._given("max_tokens", workload.max_tokens is not None, wrong)
         if given is None:
             return
-        from simulator.workload.generate import draw_max_tokens, random_streams
+        from simulator.workload.generate import draw_max_tokens
 
-        rng = random_streams(self.seed)["max_tokens"] if rng is None else rng
-        try:
+        with self._blaming("workload"):
             workload.max_tokens = draw_max_tokens(given, len(workload), rng, load)
-        except HeadwayError:
-            raise
-        except ValueError as error:
-            raise self._errors(field_errors(("workload",), error)) from None
 
     def resolved(self) -> dict[str, Any]:
         """Return the scenario with every default filled in, as plain YAML types."""
