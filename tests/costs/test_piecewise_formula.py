@@ -215,3 +215,12 @@ def test_the_largest_graph_has_room_for_as_many_as_its_size(drafts: int, launche
     step.drafts = drafts
     assert (cost.execute(step).seconds >= 1.0) is launched
     assert cost.execute(step).seconds == pytest.approx(formula(cost, step))
+
+
+def test_a_table_of_decodes_beyond_the_largest_graph_takes_their_launches() -> None:
+    cost = PiecewiseCost(dense=[[1, 1e-3]], cudagraph_capture_sizes=[8], launch=1.0)
+    counts, contexts = np.array([8, 9]), np.array([80, 90])
+    steps = [Step([], 8, 80), Step([], 9, 90)]
+    seconds = [cost.execute(step).seconds for step in steps]
+    assert seconds[1] >= 1.0 > seconds[0]
+    assert cost.decode_seconds(counts, contexts).tolist() == pytest.approx(seconds)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simulator import load_scenario, run
+from simulator.diagnosis.advice import Advisor
 from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.finding import turn, words
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
@@ -253,3 +254,23 @@ def test_no_prefix_cache_is_advised_that_is_refused(version: str, advised: int) 
     blocks["engine"] = {"version": version, "enable_prefix_caching": False}
     rows = run(load_scenario(blocks)).summary()["headway"]["diagnosis"]
     assert sum(row["rule"] == "prefix_reuse" for row in rows) == advised
+
+
+def test_a_segment_in_the_middle_is_not_known_at_the_beginning_of_a_prompt() -> None:
+    parts = [(("a", 16), ("b", 16)), (("b", 16), ("c", 16))]
+    counts = np.array([32, 32])
+    work = Workload(np.zeros(2), counts, np.ones(2, np.int64), segments=parts)
+    assert known_share(work, 16) == 0.0
+
+
+@pytest.mark.parametrize(("arriving", "count"), [(10.0, 2), (0.0, 4)])
+def test_requests_that_stay_for_less_are_fewer_at_once(arriving: float, count: int) -> None:
+    """16 take 160 ms a token, each 10 ms: half of them leave sooner, unless all come at once."""
+    advisor: Any = SimpleNamespace(
+        _gauges={"max_running": 16},
+        _spans=(arriving, 10.0),
+        _rate=None,
+        _token_time=lambda decodes: 0.01 * decodes,
+        servers=SimpleNamespace(in_pods=lambda replicas: replicas),
+    )
+    assert Advisor.replicas_within(advisor, 1, 40.0) == count

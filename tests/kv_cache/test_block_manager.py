@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
 from simulator.features.drafts.blocks import DraftBlocks
+from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from tests.support.with_fields import with_fields
 
@@ -381,3 +382,14 @@ def test_slots_for_drafts_are_taken_after_the_first_step_before_vllm_023() -> No
     assert blocks.taken(request, 5) == 2
     blocks.extend(request, 5)
     assert request.blocks == [1, 2, 3]
+
+
+def test_adapters_share_no_blocks() -> None:
+    """Nor with the model alone; two requests of one adapter do."""
+    names = ["", "a", "b", "a"]
+    requests = [
+        Request(k, 0.0, 8, 1, model=name, segments=(("all", 8),)) for k, name in enumerate(names)
+    ]
+    found = [tuple(known_hashes(one, 2, 4)) for one in requests]
+    assert found[1] == found[3]
+    assert len({block for blocks in found for block in blocks}) == 6

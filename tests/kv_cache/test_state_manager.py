@@ -112,3 +112,15 @@ def test_all_blocks_come_back() -> None:
     play(scheduler, *(ask(id, 20 + id, 9, output=9) for id in range(8)))
     assert scheduler.blocks.free == scheduler.blocks.usable
     assert scheduler.blocks.most_held(20) == 5 + 2
+
+
+def test_tokens_in_use_are_those_of_full_attention_and_whole_states() -> None:
+    """6 tokens in a prompt that is half read: 2 blocks of full attention with 6 tokens, a state."""
+    scheduler = make()
+    scheduler.add(ask(0, 6, 1, output=9))
+    for now in range(3):
+        scheduler.commit(scheduler.schedule(now), [now + 1.0])
+    blocks = scheduler.blocks
+    tokens = 8
+    held = blocks.usable - blocks.free
+    assert blocks.in_use(tokens) == tokens + 4 * (held - 2)

@@ -301,6 +301,11 @@ def test_prefill_and_decode_go_apart_where_fewer_may_be_enough(write) -> None:
         assert one.prefill + one.within[1] == best.fewest - 1
         assert "engine.max_num_batched_tokens" not in one.varied
     assert "it needs two replicas, so it saves none of the 2" in strict._apart(found(best, 2))[0]
+    needed = strict.traffic.rate / MARGIN  # by one replica that prefills and two that decode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headway.planning.market.rates_apart", lambda *_: (needed, needed / 2))
+        _, offers = strict._apart(found(best, 4))
+    assert [(one.prefill, one.within) for one in offers] == [(1, (2, 2))]
     loose = market(path, "p90_tpot_ms<=50")
     (best,) = [one for one in loose.offers() if one.size == 1]
     assert "replicas at least" in loose._apart(found(best, best.fewest))[0]

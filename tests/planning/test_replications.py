@@ -298,6 +298,7 @@ def test_a_factor_that_may_be_chance_is_shown_with_the_pairs_that_decide():
     assert 3 < found.needed < 20
     said = compare_intervals(["a", "b"], differences(runs))
     assert f"({found.needed} pairs) 0." in said
+    assert said.splitlines()[0].split()[:4] == ["3", "pairs", "a", "b"]
     row = next(line for line in said.splitlines() if line.startswith("Mean TTFT"))
     assert row.endswith(" ?")
     assert "18,633.33" in row

@@ -20,7 +20,7 @@ workload: {trace: {path: trace.csv, format: azure}}
 """
 
 
-@pytest.mark.parametrize(("took", "later"), [(0.01, 1), (60.0, None)])
+@pytest.mark.parametrize(("took", "later"), [(0.01, 1), (0.5, None), (60.0, None)])
 def test_workers_are_started_once_runs_take_longer_than_to_start_them(
     monkeypatch: pytest.MonkeyPatch, took: float, later: int | None
 ) -> None:

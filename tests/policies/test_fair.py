@@ -212,3 +212,13 @@ def test_an_idle_client_has_no_credit_under_wfq() -> None:
     is 24 when B comes at 6.5 s: B's are 28, 38, 48, not 4, 14, 24."""
     load = clients(*[("A", 0, 4, 3)] * 5, *[("B", 6.5, 4, 3)] * 3)
     assert boards(load, WFQ()) == "A0 A3 A6 B9 A12 B15 A18 B21"
+
+
+def test_who_goes_after_the_head_was_looked_at_is_not_taken() -> None:
+    queue = Fair().queue(Scheduler(BlockCounter(9, 4)))
+    one, two = Request(0, 0.0, 4, 1, "A"), Request(1, 0.0, 4, 1, "B")
+    queue.add(one)
+    queue.add(two)
+    assert queue.head() == one
+    queue.remove(one)
+    assert queue.take() == two

@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from headway.conformance.compare import conform
 from headway.conformance.replay import Replay
 from simulator.scenario.load import check_scenario
 from simulator.schedulers.vllm import interface
+from simulator.schedulers.vllm.installed import _Queue
 from simulator.schedulers.vllm.interface import check_vllm
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -134,3 +136,8 @@ def test_the_release_is_that_of_the_version_without_its_build(
         return
     with pytest.raises(HeadwayError, match=f"0.11 to 0.33, and {installed} is installed"):
         check_vllm(f"a test of {installed}")
+
+
+def test_the_queue_of_a_scheduler_that_has_not_begun_is_empty() -> None:
+    assert len(_Queue(SimpleNamespace(vllm=None))) == 0
+    assert len(_Queue(SimpleNamespace(vllm=SimpleNamespace(waiting=[1, 2])))) == 2

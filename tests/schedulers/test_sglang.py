@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
+from simulator.core.log import RUN
 from simulator.core.request import Request, Step
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.policies.orders import SJF
-from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.running_requests import PreemptionLoop
+from simulator.schedulers.sglang.overlap import OverlappedRunning, OverlappedSgLang
+from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.queue_order import Queue, QueueOrder
 from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.schedulers.vllm.async_scheduler import Run
 from tests.support.engines import made, play, workload
 from tests.support.schedules import counter, prompts, run
 
@@ -337,3 +341,26 @@ def test_who_hangs_up_makes_room_in_a_full_batch() -> None:
     assert one.full
     one.cancel(asked[0])
     assert [chunk.request.id for chunk in one.schedule(2.0).prefills] == [2]
+
+
+def test_a_run_of_decodes_in_the_first_second_is_written_down() -> None:
+    running = OverlappedRunning(counter(90), PreemptionLoop("sglang"))
+    request = Request(0, 0.0, 4, 9)
+    request.output_limit = 9
+    running.admit(request, 0.0)
+    running.start_decoding(request)
+    running.open[request] = Run(0.25)
+    running.decodes.advance(2)
+    running.stop_decoding(request)
+    assert np.frombuffer(bytes(running.runs), RUN)["start"].tolist() == [0.25]
+
+
+def test_a_split_prompt_goes_on_with_one_token_where_one_is_not_promised() -> None:
+    """Where none is, by a chunk: it must give back its memory one day."""
+    scheduler = made(SgLang, counter(100, 1), max_model_len=100)
+    for left, tokens in ((1, 1), (0, 8), (2, 2)):
+        request = Request(0, 0.0, 20, 1)
+        request.allowed = 1
+        free = scheduler.blocks.free
+        budget = PrefillBudget(scheduler, 64, 8, float(free - left), 0)
+        assert budget.continue_chunked(request, None) == tokens

@@ -92,3 +92,14 @@ def test_v0_may_hold_prompts_back() -> None:
     assert seen[:6] == [prompts(0, tokens=4), *[({}, 1)] * 4, prompts(1, 2, tokens=4)]
     seen, _ = run(made(VllmV0, counter(90), scheduler_delay_factor=2.5), (0, 4, 1), (0.5, 4, 1))
     assert seen == [prompts(0, tokens=4), prompts(1, tokens=4)]
+
+
+def test_v0_puts_who_is_swapped_out_behind_those_that_came_before_and_are_swapped() -> None:
+    queue, requests = SwappedByArrival(), [Request(k, float(k), 4, 1) for k in range(4)]
+    for request in requests[:3]:
+        request.swapped = 4
+        queue.put_back(request)
+    queue.add(requests[3])
+    queue.remove(requests[1])
+    queue.put_back(requests[1])
+    assert list(queue) == requests
