@@ -80,11 +80,11 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
             what = "needs disable_hybrid_kv_cache_manager: true"
             raise ScenarioError("engine.pipeline_parallel_size", what)
         return SCHEDULERS["pipeline"]
-    if engine.scheduler == "vllm":
-        return None
     if spec.keeps_window:
         lacks = f"must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost"
         need("disable_hybrid_kv_cache_manager", "windows", lacks, "false needs")
+    if engine.scheduler == "vllm":
+        return None
     for feature in features_of(engine):
         if (own := feature.scheduler(spec, name, need)) is not None:
             return own

@@ -64,6 +64,14 @@ def test_scheduler_cls_goes_with_vllm() -> None:
         scenario(scheduler_cls="a.B")
 
 
+def test_windows_that_are_asked_for_are_refused_under_vllms_own_scheduler() -> None:
+    """It would keep all tokens of every layer."""
+    raw = {"model": "gemma-3-27b", "gpu": "H200", "workload": SCENARIO["workload"]}
+    engine = {"name": "vllm", "scheduler": "vllm", "disable_hybrid_kv_cache_manager": False}
+    with pytest.raises(HeadwayError, match="hybrid_kv_cache_manager: false needs scheduler: head"):
+        check_scenario(raw | {"engine": engine}, SourceMap("s", {}))
+
+
 @needs_vllm
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
