@@ -28,7 +28,7 @@ class EngineField(NamedTuple):
     config: str  # the class that has it
     field: str
     options: str  # of the command line, the long one first; "": none
-    kind: str  # flag, whole, number, size, text, list or json; "": nobody sets it
+    kind: str  # flag, whole, number, size, text, list, json or pairs; "": nobody sets it
     default: str  # JSON; "": none
     since: str
     until: str
@@ -129,10 +129,17 @@ def _read_json(text: str) -> Any:
     return json.loads(re.sub(plain, lambda found: found[1] or str(read_size(found[0])), text))
 
 
+def _read_pairs(text: str) -> Any:
+    """Read JSON, or vLLM's form before 0.10: image=4,video=0."""
+    pairs = (pair.lower().split("=") for pair in text.split(","))
+    return {key.strip(): int(n) for key, n in pairs} if "=" in text else _read_json(text)
+
+
 READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "whole": (int, "a whole number"),
     "number": (float, "a number"),
     "size": (read_size, "a number, as 4096, 64k or 1M"),
     "json": (_read_json, "JSON"),
+    "pairs": (_read_pairs, 'JSON, as {"image": 4} (before vLLM 0.10 also image=4,video=0)'),
 }
 """What reads each kind of value, and what it must be."""

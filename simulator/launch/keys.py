@@ -326,6 +326,8 @@ def _block_size(launch: Launch, option: Option) -> None:
 
 def _text_alone(launch: Launch, option: Option) -> None:
     """Leave out the encoder where nothing but text may come; other limits change no time."""
+    if "=" in option.text and launch.release >= (0, 10):
+        raise _UnsimulatedError(f"vLLM {write_release(launch.release)} takes JSON alone")
     limits = {"image": 0, "video": 0, "audio": 0} if option.value is True else option.value
     if isinstance(limits, dict) and not any(({"image": 1} | limits).values()):
         _set(launch, "multimodal_config", {"limit_mm_per_prompt": limits}, option)

@@ -66,6 +66,20 @@ def test_options_are_read_as_vllm_reads_them(options, keys):
     assert engine == {"name": "vllm"} | keys
 
 
+def test_limits_of_images_in_the_form_before_json():
+    """vLLM 0.8.5 takes image=0,video=0 (nullable_kvs), 0.10 JSON alone; Headway took JSON alone."""
+    options = "--limit-mm-per-prompt image=0,VIDEO=0"
+    limits = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    for one in (options, options.replace(" image", "=image")):
+        assert read_launch(f"{SERVE} {one}", "0.9.2").engine["multimodal_config"] == limits
+    told = read_launch(f"{SERVE} --limit-mm-per-prompt image=4", "0.8.5").told
+    assert told[0].startswith("--limit-mm-per-prompt image=4 is not simulated")
+    with pytest.raises(HeadwayError, match=r"image=0,VIDEO=0: vLLM 0\.10\.0 takes JSON alone"):
+        read_launch(f"{SERVE} {options}", "0.10.0")
+    with pytest.raises(HeadwayError, match=r"must be JSON, as .* not 'image=x'"):
+        read_launch(f"{SERVE} --limit-mm-per-prompt image=x", "0.9.2")
+
+
 def test_dotted_keys_make_one_configuration():
     given = "--speculative-config.method ngram --speculative_config.num_speculative_tokens 4"
     for options in (given, "--spec_method=ngram --spec-tokens 4"):
