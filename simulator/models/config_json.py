@@ -39,6 +39,12 @@ TEXT = ("text_config", "llm_config")  # a block with the language model
 TOWERS = ("vision_config", "audio_config")
 FORMATS = ("quantization_config", "compression_config", "quantization")
 """Keys of the weights' formats, of which the first counts: of older compressed-tensors, MLX's."""
+BESIDE = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files beside a config.json that may have the formats, and whose they are by themselves."""
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", *FORMATS)
 """Keys that a file with such a block may have beside it."""
 
@@ -56,13 +62,13 @@ SINCE: dict[str, str] = TABLE["since"]
 def read_config(path: Path) -> ModelSpec:
     """Read a Hugging Face config.json; HeadwayError names the file and every bad key.
 
-    Where it says no formats, ModelOpt's `hf_quant_config.json` beside it may.
+    Where it says no formats, a file of `BESIDE` may.
     """
     text = read_text(path)
     whole = _object(path, text)
-    beside = path.with_name("hf_quant_config.json")
-    if beside.is_file() and not _says_formats(whole):
-        whole["quantization_config"] = _read_beside(beside)
+    for name, method in BESIDE.items():
+        if (beside := path.with_name(name)).is_file() and not _says_formats(whole):
+            whole["quantization_config"] = _read_beside(beside, method)
     try:
         return spec_of(path.resolve().parent.name, whole)
     except ValueError as error:
@@ -137,17 +143,14 @@ def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _read_beside(path: Path) -> object:
-    """Return what ModelOpt's own file says of the formats, if it can be understood."""
-    raw = _object(path, read_text(path))
-    found = raw.get("quantization")
+def _read_beside(path: Path, method: str) -> object:
+    """Return what a file of `BESIDE` says of the formats, if it can be understood."""
+    found = {"quant_method": method} | _object(path, read_text(path))
     try:
-        if "quantization" not in raw:
-            raise ValueError("is missing")
         read_quantization(found)
     except ValueError as error:
-        told = str(error).removeprefix("quantization_config: ")
-        raise HeadwayError(f"{path}: quantization: {told}") from None
+        told = str(error).replace("quantization_config: ", "").split("\n")
+        raise HeadwayError(f"{path}: {one}" for one in told) from None
     return found
 
 

@@ -1,9 +1,9 @@
 """How a checkpoint's numbers lie in memory, module by module: `quantization_config`.
 
-Also what `hf_quant_config.json` of ModelOpt says. The first of `Quantization.rules` that a module's
-name matches decides; what no rule matches stays in 16 bits, and `lm_head` where none names it.
-Names are compared without the parts that wrap a language model (`model.`, `language_model.`), by
-whole parts between dots: `gate` is the router, not `gate_proj`.
+Also what files beside config.json say (ModelOpt's, old AutoGPTQ's and AutoAWQ's). The first of
+`Quantization.rules` that a module's name matches decides; what no rule matches stays in 16 bits,
+and `lm_head` where none names it. Names are compared without the parts that wrap a language model
+(`model.`, `language_model.`), by whole parts between dots: `gate` is the router, not `gate_proj`.
 """
 
 import json
@@ -180,12 +180,12 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     `dynamic` and `extra_config` have other formats for modules of some names, or none; where keys
     of `ONLY` name some, no others are quantized.
     """
-    keys = ("bits", "group_size")
-    usual = {"bits": config.get("w_bit"), "group_size": config.get("q_group_size")}
+    keys = ("bits", "group_size", "data_type")
+    usual: dict[str, Any] = {"bits": config.get("w_bit"), "group_size": config.get("q_group_size")}
     usual |= {key: config[key] for key in keys if config.get(key) is not None}
     if usual["group_size"] is None:  # vLLM: "Cannot find any of ['q_group_size', 'group_size']"
         raise ValueError("quantization_config: group_size is missing")
-    found = _integers(usual["bits"], usual["group_size"], True)
+    found = _rounded(**usual)
     for key in ("dynamic", "extra_config"):
         changes = config.get(key)
         for name, change in changes.items() if isinstance(changes, Mapping) else ():
@@ -193,8 +193,7 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
             whole = name.startswith("-:") or own["bits"] == 16
             plain = name[2:] if name[:2] in ("-:", "+:") else name
             pattern = f"re:{plain}" if key == "dynamic" or "*" in name else plain
-            own_format = None if whole else _integers(own["bits"], own["group_size"], True)
-            yield Rule((pattern,), own_format)
+            yield Rule((pattern,), None if whole else _rounded(**own))
     if config.get("lm_head") is True:
         yield Rule(("lm_head",), found)
     told = [(how, re.findall(r"[\w.]+", str(config.get(key) or ""))) for key, how in ONLY.items()]
@@ -203,6 +202,16 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
 
 ONLY = {"block_name_to_quantize": "re:", "to_quant_block_names": "re:"}  # beginnings of names
 ONLY |= {"modules_in_block_to_quantize": ""}
+
+
+def _rounded(bits: Any, group_size: int, data_type: object = "int") -> Format:
+    """Return the format of a `data_type` of AutoRound's, of which AWQ and GPTQ have integers."""
+    if data_type == "int":
+        return _integers(bits, group_size, True)
+    word = TABLE["mx_fp"].get(str(bits)) if "mx_fp" in str(data_type) else None
+    if word is None:
+        raise ValueError(f"quantization_config: {data_type} of {bits} bits is not supported")
+    return FORMATS[word]
 
 
 def _integers(bits: object, group: int | None, zeros: bool) -> Format:

@@ -106,6 +106,8 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     if str(raw.get("model_type")).startswith("glm4v"):  # gate, up and down behind the layers
         beside = output * (output + 3 * inner) - (hidden * per_token) ** 2
         inner = output
+    if "downsample_ratio" in raw:  # the second matrix of InternVL's projector is narrower
+        beside = output**2 - (hidden * per_token) ** 2
     gated = block.get("hidden_act") == "silu" or pools > 0 or block.get("model_type") == "pixtral"
     of_clips = "depth" in block or pools > 0 or "downsample_ratio" in raw  # InternVL has the last
     full, window = block.get("fullatt_block_indexes"), first("window_size")

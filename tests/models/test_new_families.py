@@ -20,6 +20,7 @@ from simulator.models.kv_layout import Tables
 from simulator.models.load import MODELS, load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import SMALL
+from simulator.models.vision import read_vision
 from simulator.scenario.kv_room import longest_of
 from simulator.util.errors import HeadwayError
 from tests.support.model_configs import TINY, of_attention, write_config
@@ -224,6 +225,16 @@ def test_layers_of_qwen3_next_by_hand() -> None:
     small = 36 * (2 * 32 + 128) + 12 * 2 * 256 + 97 * 2048
     tables = 2 * 151936 * 2048
     assert model.parameters == tables + small + 12 * full + 36 * linear + experts
+
+
+def test_internvls_projector_narrows_to_the_language_model() -> None:
+    """Its second matrix counted as wide as four patches: 16 million weights too many in 1B."""
+    block = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 4096}
+    block |= {"image_size": 448, "patch_size": 14}
+    found = read_vision({"vision_config": block, "downsample_ratio": 0.5}, 896)
+    assert found is not None
+    layers = 2 * 1024 * (4 * 1024 + 2 * 4096)
+    assert found.parameters + found.beside == layers + 4096 * 896 + 896 * 896
 
 
 def test_deepstack_has_a_projector_for_each_inner_layer() -> None:

@@ -1,5 +1,6 @@
 """Formats of checkpoints, module by module, by hand: bytes of a matrix, and which module has it."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -273,8 +274,49 @@ def test_what_is_wrong_in_modelopts_own_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: must be a mapping"):
         load_model(path)
     (tmp_path / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}}')
-    with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: is missing"):
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json: quant_algo '' is not known"):
         load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "format"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, Format("int4", 4, 2.5, 128)),
+        ("quantize_config.json", {"bits": 8, "group_size": -1}, Format("int8", 8, 3.0, 0)),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 64}, Format("int4", 4, 2.5, 64)),
+    ],
+)
+def test_older_files_have_the_formats_beside_a_config(
+    tmp_path: Path, name: str, whole: dict[str, object], format: Format
+) -> None:
+    """AutoGPTQ's and AutoAWQ's (get_config_filenames of vLLM 0.33); they counted as 16 bits."""
+    path = write_config(tmp_path)
+    (tmp_path / name).write_text(json.dumps(whole))
+    found = load_model(path).formats()
+    assert found is not None
+    assert found.of(Q) == format
+    (tmp_path / name).write_text(json.dumps(whole | {"group_size": "x"}))
+    with pytest.raises(ValueError, match=rf"{name}: group_size: must be a whole number"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "found"),
+    [
+        ("int", 4, Format("int4", 4, 2.5, 32)),
+        ("mx_fp", 4, Format("mxfp4", 4, 1, 32)),
+        ("mx_fp4e2m1", 4, Format("mxfp4", 4, 1, 32)),
+        ("mx_fp", 8, Format("fp8", 8, 1, 32)),
+    ],
+)
+def test_auto_round_has_floats_too(kind: str, bits: int, found: Format) -> None:
+    """As INCConfig of vLLM 0.33; all counted as integers."""
+    config = {"quant_method": "auto-round", "bits": bits, "group_size": 32, "data_type": kind}
+    own = read_quantization(config)
+    assert own is not None
+    assert own.of(Q) == found
+    with pytest.raises(ValueError, match="nv_fp of 4 bits is not supported"):
+        read_quantization(config | {"bits": 4, "data_type": "nv_fp"})
 
 
 def test_a_quantized_head_counts(tmp_path: Path) -> None:
