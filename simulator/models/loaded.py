@@ -133,7 +133,7 @@ def _tensors(
             size = module_bytes(one, formats, width, gpus, model.num_key_value_heads)
         else:
             pads = formats is not None and formats.word == "mxfp4"
-            expert = _padded(one, within, _padding(gpu, sizes)) if pads else one
+            expert = _padded(one, within, gpu, sizes) if pads else one
             size = module_bytes(expert, formats, width, within) / min(spread, model.num_experts)
         tensor = FUSED.sub("", one.name)
         tensors[tensor] = tensors.get(tensor, 0.0) + size
@@ -180,21 +180,16 @@ def _check_blocks(
     raise ScenarioError("engine.tensor_parallel_size", what)
 
 
-def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
+def _padded(module: Module, gpus: int, gpu: Gpu, sizes: EngineSizes) -> Module:
     """Pad an expert's matrix as the kernels do; its biases are left as they are."""
     if not module.quantizes:
         return module
-    hidden, inner = multiples[0], multiples[1] * gpus
+    kind = CHIPS.get(gpu.compute_capability, "other chip's")
+    hidden, inner = sizes.term(f"{kind} hidden size"), sizes.term(f"{kind} expert") * gpus
     rows, columns = (inner, hidden) if module.split == "outputs" else (hidden, inner)
     return module._replace(
         outputs=ceil(module.outputs / rows) * rows, inputs=ceil(module.inputs / columns) * columns
     )
-
-
-def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
-    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert."""
-    kind = CHIPS.get(gpu.compute_capability, "other chip's")
-    return sizes.term(f"{kind} hidden size"), sizes.term(f"{kind} expert")
 
 
 def _angles(model: ModelSpec, sizes: EngineSizes) -> float:

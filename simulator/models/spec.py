@@ -209,8 +209,16 @@ class ModelSpec:
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
-        """Matrices of all layers, and what is in none."""
-        return tuple(_all_layers(self))
+        """Matrices of all layers, and what is in none; of layers that are alike worked out once."""
+        alike: dict[tuple[str, bool, bool], list[Module]] = {}
+        found: list[Module] = []
+        for at, kind in enumerate(self.layer_kinds):
+            caches = at < self.num_hidden_layers - self.kv_shared_layers
+            key = (kind, caches, at < self.dense_layers)
+            if key not in alike:
+                alike[key] = [*layer_modules(self, *key)]
+            found += [one._replace(name=f"layers.{at}.{one.name}") for one in alike[key]]
+        return tuple(found)
 
     @cached_property
     def outer(self) -> tuple[Module, ...]:
@@ -309,15 +317,13 @@ class ModelSpec:
     def check_parallel(self, tensor_parallel_size: int) -> None:
         """Raise ValueError where the heads cannot be shared out evenly, as vLLM does."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        size = tensor_parallel_size
-        wrong = ""
+        size, key = tensor_parallel_size, "engine.tensor_parallel_size"
         if heads % size:
             what = f"does not divide the {heads} attention heads of {self.name}"
-            wrong = f"{size} {what} (gpu.count, given alone, sets it)"
-        elif kv_heads % size and size % kv_heads:
-            wrong = f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other"
-        if wrong:
-            raise ScenarioError("engine.tensor_parallel_size", wrong)
+            raise ScenarioError(key, f"{size} {what} (gpu.count, given alone, sets it)")
+        if kv_heads % size and size % kv_heads:
+            what = f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other"
+            raise ScenarioError(key, what)
 
     def split_layers(self, pipeline_parallel_size: int) -> list[int]:
         """Share the layers out to stages as vLLM does (`get_pp_indices`, 0.33), the first first.
@@ -375,17 +381,6 @@ def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
     sizes = [module_bytes(one, formats, width) for one in matrices]
     chosen = sum(size for one, size in zip(matrices, sizes, strict=True) if one.is_expert)
     return sum(sizes) - chosen, chosen / max(model.num_experts, 1)
-
-
-def _all_layers(model: ModelSpec) -> Iterator[Module]:
-    """Yield the modules of all layers; those of layers that are alike are worked out once."""
-    alike: dict[tuple[str, bool, bool], list[Module]] = {}
-    own = model.num_hidden_layers - model.kv_shared_layers
-    for at, kind in enumerate(model.layer_kinds):
-        key = (kind, at < own, at < model.dense_layers)
-        if key not in alike:
-            alike[key] = [*layer_modules(model, *key)]
-        yield from (one._replace(name=f"layers.{at}.{one.name}") for one in alike[key])
 
 
 def layer_modules(model: ModelSpec, kind: str, caches: bool, dense: bool) -> Iterator[Module]:
