@@ -394,4 +394,4 @@ def _longest(scenario: "Scenario") -> int | None:
     from simulator.scenario.kv_room import memory_budget
 
     budget = memory_budget(scenario.engine, scenario.loaded_model, find_gpu(scenario.gpu.name))
-    return budget.longest if budget.refusal else None
+    return budget.safe_length if budget.refusal else None

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -46,6 +47,7 @@ def memory(
     gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
     gpu_memory_gib: Annotated[float | None, silent("GiB of the GPU [default: the table's]")] = None,
     engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
+    kv_cache_memory_bytes: Annotated[str | None, silent("of each GPU's KV cache, as 4G")] = None,
     enforce_eager: Annotated[bool | None, flag("run without CUDA graphs")] = None,
     enable_lora: Annotated[bool | None, flag("reserve slots for adapters (LoRA)")] = None,
     enable_expert_parallel: Annotated[bool | None, flag("put whole experts on each GPU")] = None,
@@ -88,6 +90,11 @@ def memory(
     named = {"model": model, "gpu": gpu, "engine": engine}
     sets = _settings({key: value for key, value in named.items() if value is not None} | keys)
     sets |= {TEXT_ALONE: "--language-model-only"} if language_model_only else {}
+    if kv_cache_memory_bytes is not None:  # an option of a command, whose blocks they make
+        if model is command is None:
+            raise HeadwayError(f"{KV_BYTES}: give --model or --command with it")
+        words = command or f"vllm serve {quote(str(model))}"
+        command = f"{words} {KV_BYTES} {kv_cache_memory_bytes}"
     source = scenario or {"cost": {"kind": "roofline"}}
     overrides = with_launch(command, [*sets, *(set_ or [])], ("--kv-transfer-config",))
     try:
@@ -116,7 +123,7 @@ def memory(
 
 def does_not_start(budget: "MemoryBudget", change: str) -> str:
     """Say what the engine's log says first, and the least change, if there is one."""
-    where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
+    where = f"{budget.model.name} on {budget.sizes.gpus} x {budget.gpu.name}"
     first = budget.refusal.split(". ")[0].rstrip(".")
     return f"{where} does not start: {first}{f'; it starts with {change}' if change else ''}"
 

@@ -30,7 +30,7 @@ def draw_memory(budgets: Sequence[MemoryBudget]) -> "Figure":
             axes.annotate(text, (end, at), va="center", color=GREY, fontsize="small")
             label = "" if at else "memory of the GPU"
             axes.vlines(budget.gpu.memory / GIB, at - 0.4, at + 0.4, color="black", label=label)
-        axes.set_yticks(places, [f"{one.gpus} x {one.gpu.name}" for one in budgets])
+        axes.set_yticks(places, [f"{one.sizes.gpus} x {one.gpu.name}" for one in budgets])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.25 * max(begin))
         axes.set_xlabel(f"GiB of each GPU: {budgets[0].model.name}")

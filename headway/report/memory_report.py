@@ -54,7 +54,7 @@ def log_lines(budget: MemoryBudget) -> list[str]:
 
 def memory_table(budget: MemoryBudget) -> str:
     """Write the parts, the engine's lines and the requests that fit as text."""
-    model, gpus, sizes = budget.model, budget.gpus, budget.sizes
+    model, gpus, sizes = budget.model, budget.sizes.gpus, budget.sizes
     each = "" if gpus == 1 else f", each of {gpus}"
     head = f"memory of the {budget.gpu.name}{each}"
     rows = [(head, gib(budget.gpu.memory)), (_usable(budget), gib(budget.usable))]
@@ -119,7 +119,7 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
     return {
         "model": budget.model.name,
         "gpu": budget.gpu.name,
-        "gpus": budget.gpus,
+        "gpus": budget.sizes.gpus,
         "data_parallel_size": budget.sizes.data_parallel_size,
         "fits": not budget.refusal,
         "memory_bytes": budget.gpu.memory,

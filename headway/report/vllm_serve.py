@@ -57,7 +57,6 @@ SWITCHES = ("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl
 """Flags that are written where they are not as by default."""
 PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway.vllm fits."""
-SURE = 0.95  # of the KV cache, whose size is worked out: the server's own may be a little smaller
 COVERED = (
     *(
         *VALUES,
@@ -231,10 +230,9 @@ def longest_that_fits(scenario: Scenario) -> int | None:
     engine = scenario.engine
     if engine.max_model_len is not None or engine.allocation != "paged":
         return None
-    spec, size = resolve(scenario), engine.block_size
-    # Without vLLM's null block.
-    fits = memory_budget(engine, spec.model, spec.gpu).longest
-    return None if fits >= spec.max_model_len else int(SURE * (fits // size - 1)) * size
+    spec = resolve(scenario)
+    fits = memory_budget(engine, spec.model, spec.gpu).safe_length
+    return fits if fits < spec.max_model_len else None
 
 
 def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:

@@ -38,6 +38,7 @@ LEFT_OVER = "left over"
 REFUSALS: dict[str, str] = TABLE["no memory"]
 UNREAD: dict[str, str] = TABLE["unread"]
 """What engines say where memory lacks; what takes memory and is not counted."""
+SURE = 0.95  # of the KV cache: the most that is advised, as bytes are worked out within 5 %
 PEERS = 3  # other GPUs of a group whose buffers count
 
 
@@ -58,11 +59,6 @@ class MemoryBudget(NamedTuple):
     tower: int = 0  # of the weights
     drafts: int = 0  # of the weights
     layers: int = 0  # of the stage with the least room, whose parts these are; 0: all
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the server, of all its data-parallel ranks."""
-        return self.sizes.gpus
 
     @property
     def max_model_len(self) -> int:
@@ -244,6 +240,17 @@ class MemoryBudget(NamedTuple):
         return bisect_right(lengths, self.logged_blocks, key=self.needed)
 
     @property
+    def safe_length(self) -> int:
+        """Most tokens of a request that are advised: fewer, as the server's own room may be less.
+
+        Of whole blocks, without vLLM's null block; `wanted` where there is room for it.
+        """
+        size = self.sizes.block_size
+        if self.longest == self.wanted:
+            return self.wanted
+        return int(SURE * (self.longest // size - 1)) * size
+
+    @property
     def contiguous(self) -> int:
         """Requests that fit where each reserves `max_model_len` tokens in all layers."""
         return int(self.kv_cache // (self.max_model_len * self.kv_bytes_per_token))
@@ -255,19 +262,18 @@ def kv_block_bytes(model: ModelSpec, engine: EngineConfig) -> float:
     return engine.block_size * model.kv_bytes_per_token(engine.cache_dtype, gpus)
 
 
-def activation_bytes(model: ModelSpec, sizes: EngineSizes) -> int:
-    """Estimate the peak of the activations on each GPU, as told at the head of this module."""
-    sampler = sizes.max_num_seqs * model.vocab_size * sizes.term("logit")
-    return max(_layers_peak(model, sizes), sampler)
+def activation_bytes(model: ModelSpec, sizes: EngineSizes, samples: bool = True) -> int:
+    """Estimate the peak of the activations on each GPU, as told at the head of this module.
 
-
-def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
+    The last stage `samples`.
+    """
     hidden, gpus = model.hidden_size, sizes.tensor_parallel_size
     inner = 3 * model.intermediate_size / gpus
     if model.num_experts:
         inner = (model.num_experts_per_tok + model.num_shared_experts) * (inner + hidden)
         inner = max(inner, 3 * model.dense_intermediate_size / gpus)
-    return int(sizes.max_num_batched_tokens * (sizes.term("hidden") * hidden + inner) * HALF)
+    layers = int(sizes.max_num_batched_tokens * (sizes.term("hidden") * hidden + inner) * HALF)
+    return max(layers, samples * sizes.max_num_seqs * model.vocab_size * sizes.term("logit"))
 
 
 def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
@@ -340,7 +346,6 @@ def _stage(
     weights = sum(parts.layers[before : sum(layers)]) + parts.rest + parts.tower
     weights += parts.embedding * has_table + head * (last or model.head_on_each)
     encoder, outputs = _encoder_bytes(model, sizes)
-    peak = activation_bytes(model, sizes) if last else _layers_peak(model, sizes)
     left_out = sizes.enforce_eager or (gpu.is_amd and not sizes.term("graphs of AMD's"))
     graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
     each = model.layer_bytes(max(model.cached_layers), cache, gpus)
@@ -353,7 +358,7 @@ def _stage(
         weight_dtype=model.weight_dtype(sizes.weight_dtype),
         kv_cache_dtype=cache,
         weights=int(weights + parts.drafts * last),
-        activations=max(encoder, peak) + outputs,
+        activations=max(encoder, activation_bytes(model, sizes, last)) + outputs,
         context=_context(gpu, sizes),
         graphs=graph * layers[-1],
         kv_bytes_per_token=per_token * share,
@@ -366,7 +371,7 @@ def _stage(
 
 def too_big(budget: MemoryBudget) -> str:
     """Say what is in the way of two blocks, and how much is missing; "": nothing is."""
-    sizes, gpus = budget.sizes, budget.gpus
+    sizes, gpus = budget.sizes, budget.sizes.gpus
     missing = 2 * budget.layout.block_bytes - budget.room
     if missing <= 0:
         return ""

@@ -183,7 +183,7 @@ def _shortened(
             found = estimate(budget.model, budget.gpu, engine_sizes(engine, budget.model))
         except ValueError:  # that many GPUs cannot share it
             continue
-        fits = min(found.longest, found.sizes.positions)
+        fits = min(found.safe_length, found.sizes.positions)
         if SHORTEST <= fits < found.max_model_len:
             return _of_replica(own, keys) | {"engine.max_model_len": fits}
     return {}

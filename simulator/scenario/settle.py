@@ -166,7 +166,7 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     if own.engine.name != VLLM or scarce or not budget.refusal:
         return ""
     return (
-        f"vLLM would not start here on {budget.gpus} x {budget.gpu.name}: its log would say "
+        f"vLLM would not start here on {budget.sizes.gpus} x {budget.gpu.name}: its log would say "
         f'"{budget.refusal}"; it starts with {remedies(own, budget)}'
     )
 

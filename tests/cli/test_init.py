@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.main import main
+from headway.report.vllm_serve import longest_that_fits
 from simulator import run
 from simulator.models.load import MODELS
 from simulator.scenario.load import load_scenario
@@ -197,9 +198,14 @@ def test_a_server_whose_longest_request_has_no_room_takes_shorter_ones(tmp_path,
     file = tmp_path / "s.yaml"
     assert main(["init", str(file), "--model", "gpt-oss-120b", "--gpu", "H100", "--yes"]) == 0
     told = capsys.readouterr()
-    assert (told.err, ", $6.88/h, max_model_len 69,360;" in told.out) == ("", True)
-    assert load_scenario(file).engine.max_model_len == 69_360
+    assert (told.err, ", $6.88/h, max_model_len 65,872;" in told.out) == ("", True)
+    assert load_scenario(file).engine.max_model_len == 65_872
     assert main(["memory", str(file)]) == 0
+    # The same as `headway memory` and the command of a plan advise: they had 69,360 and 65,872.
+    assert main(["memory", "--model", "gpt-oss-120b", "--gpu", "H100"]) == 1
+    assert "; it starts with --max-model-len 65872 or " in capsys.readouterr().err
+    free = load_scenario(file, ["engine.max_model_len=null"], fits=False)
+    assert longest_that_fits(free) == 65_872
 
 
 def test_a_relative_model_is_that_of_the_current_folder(tmp_path, monkeypatch, capsys):

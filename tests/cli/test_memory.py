@@ -59,7 +59,7 @@ def test_each_change_that_is_told_starts_the_server(capsys):
     arguments.append("engine.version=0.22.0")
     assert main(arguments) == 1
     changes = capsys.readouterr().err.rpartition("it starts with ")[2].split(" or ")
-    assert changes[0] == "--max-model-len 77552"
+    assert changes[0] == "--max-model-len 73648"
     for change in changes:
         assert main([*arguments, *change.split()]) == 0
     assert main([*arguments, "--max-model-len", "77553"]) == 1
@@ -233,6 +233,21 @@ def test_bytes_that_are_given_are_named(capsys, option: str) -> None:
     assert "blocks-override" not in told.err + told.out
 
 
+def test_bytes_of_the_cache_are_an_option_of_their_own(capsys, tmp_path) -> None:
+    """It was refused as vLLM's name of num_gpu_blocks_override."""
+    words = ["--gpu", "H100-80GB", "--max-model-len", "4096"]
+    found = figures(capsys, "--model", "llama-3-8b", "--kv-cache-memory-bytes", "4G", *words)
+    serve = ["--command", "vllm serve llama-3-8b --kv-cache-memory-bytes 4G"]
+    assert found == figures(capsys, *serve, *words)
+    assert found["kv_cache_bytes"] == 4 << 30
+    serve = ["--command", "vllm serve llama-3-8b"]
+    assert found == figures(capsys, *serve, "--kv-cache-memory-bytes", "4G", *words)
+    path = tmp_path / "s.yaml"
+    path.write_text("model: llama-3-8b\ngpu: H100-80GB\n")
+    assert main(["memory", str(path), "--kv-cache-memory-bytes", "4G"]) == 2
+    assert "--kv-cache-memory-bytes: give --model or --command with it" in capsys.readouterr().err
+
+
 def test_a_command_names_the_model_alone(capsys):
     """`--model` was dropped or taken without a word; a rank was text."""
     serve = ["--command", "vllm serve llama-3-8b --enable-lora --max-lora-rank 64"]
@@ -265,10 +280,10 @@ def test_an_option_is_read_as_it_is_meant(capsys):
 @pytest.mark.parametrize(
     ("options", "change"),
     [
-        ("--model gemma-2-9b --gpu L4", "--max-model-len 3952 or"),
+        ("--model gemma-2-9b --gpu L4", "--max-model-len 3728 or"),
         (
             "--model llama-3.1-70b --gpu H100",
-            "--tensor-parallel-size 2 --max-model-len 21648 or",
+            "--tensor-parallel-size 2 --max-model-len 20544 or",
         ),
     ],
 )

@@ -309,7 +309,7 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     words = ["--model", "gpt-oss-120b", "--gpu", "H100-80GB", "--out", str(place)]
     assert main(["plot", "memory", *words]) == 0
     told = capsys.readouterr().out.splitlines()[0]
-    assert re.search(r"\(2\.95 GiB\); it starts with engine\.max_model_len=69360 or ", told)
+    assert re.search(r"\(2\.95 GiB\); it starts with engine\.max_model_len=65872 or ", told)
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
     assert "OUT_DIR: is missing" in capsys.readouterr().err

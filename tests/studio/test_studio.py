@@ -120,7 +120,7 @@ def test_a_server_that_would_not_start_is_told(recwarn) -> None:
     told = [one["text"] for one in last["advice"]]
     (start,) = [text for text in told if text.startswith("vLLM would not start here")]
     assert "estimated maximum model length is 33600" in start
-    assert "it starts with engine.max_model_len=33600 or " in start
+    assert "it starts with engine.max_model_len=31904 or " in start
     assert "No finding: no knob needs turning." not in told
     with pytest.raises(HeadwayError, match="its log would say"):
         list(answers(Job(2, "demo", (*keys, "model=llama-3-70b")), lambda: False))
