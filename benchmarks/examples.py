@@ -15,9 +15,9 @@ import numpy as np
 from headway.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator import Result, load_scenario, run
 from simulator.models.gpus import GIB, find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayWarning
+from tests.support.budgets import kv_budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

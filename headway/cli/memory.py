@@ -47,7 +47,6 @@ def memory(
     gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
     gpu_memory_gib: Annotated[float | None, silent("GiB of the GPU [default: the table's]")] = None,
     engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
-    kv_cache_memory_bytes: Annotated[str | None, silent("of each GPU's KV cache, as 4G")] = None,
     enforce_eager: Annotated[bool | None, flag("run without CUDA graphs")] = None,
     enable_lora: Annotated[bool | None, flag("reserve slots for adapters (LoRA)")] = None,
     enable_expert_parallel: Annotated[bool | None, flag("put whole experts on each GPU")] = None,
@@ -61,16 +60,14 @@ def memory(
         str,
         silent(
             "any other key of a scenario's engine: --tensor-parallel-size (--tp) "
-            "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype --max-model-len ...; "
-            "also by SGLang's and TensorRT-LLM's names, as --mem-fraction-static"
+            "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype ...; "
+            "vLLM's --kv-cache-memory-bytes; also by SGLang's and TensorRT-LLM's names, as --mem-fraction-static"
         ),
     ],
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
-    from simulator.models.engine_sizes import LONGER
     from simulator.models.vision import TEXT_ALONE
-    from simulator.scenario.settle import beyond_positions
 
     refuse_own_code(no_own_code)
     flags = {
@@ -87,38 +84,48 @@ def memory(
         raise HeadwayError("headway memory: give a scenario, or --gpu with --model or --command")
     if model is not None and command is not None:
         raise HeadwayError(f"--model {model}: --command names a model, too: give one of them")
+    size = keys.pop(KV_BYTES[2:], "") if model or command else ""
+    if size:  # of a command, which makes blocks of them
+        command = f"{command or f'vllm serve {quote(str(model))}'} {KV_BYTES} {size}"
     named = {"model": model, "gpu": gpu, "engine": engine}
     sets = _settings({key: value for key, value in named.items() if value is not None} | keys)
     sets |= {TEXT_ALONE: "--language-model-only"} if language_model_only else {}
-    if kv_cache_memory_bytes is not None:  # an option of a command, whose blocks they make
-        if model is command is None:
-            raise HeadwayError(f"{KV_BYTES}: give --model or --command with it")
-        words = command or f"vllm serve {quote(str(model))}"
-        command = f"{words} {KV_BYTES} {kv_cache_memory_bytes}"
     source = scenario or {"cost": {"kind": "roofline"}}
     overrides = with_launch(command, [*sets, *(set_ or [])], ("--kv-transfer-config",))
     try:
         budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:
         raise HeadwayError(name_options(error.messages, sets, scenario)) from None
-    variable = LONGER.get(budget.sizes.name)
-    most = beyond_positions(budget.model, budget.sizes, budget.max_model_len)
-    beyond = most and variable and not _is_set(variable, command)
+    why = _why_not(budget, change, command, scenario is None)
     if json_:
-        print_json(memory_figures(budget) | {"fits": not (budget.refusal or beyond)})
+        print_json(memory_figures(budget) | {"fits": not why})
     else:
         print(memory_table(budget))
+    if why:
+        raise NoAnswerError(why)
+    return 0
+
+
+def _why_not(budget: "MemoryBudget", change: str, command: str | None, by_options: bool) -> str:
+    """Say why a server would not start, and what starts it; "": it starts."""
+    from simulator.launch.words import find_command
+    from simulator.models.engine_sizes import LONGER
+    from simulator.scenario.settle import beyond_positions
+
     if budget.refusal:
-        change = change if scenario else _as_options(change, command)
+        change = _as_options(change, command) if by_options else change
         if budget.sizes.kv_cache_memory:
             change = change.replace("--num-gpu-blocks-override", KV_BYTES)
-        raise NoAnswerError(does_not_start(budget, change))
-    if beyond:
-        raise NoAnswerError(
-            f"{budget.model.name} does not start: max_model_len {budget.max_model_len:,} is beyond "
-            f"its {most:,} positions; it starts with {variable}=1, or a max_model_len of {most}"
-        )
-    return 0
+        return does_not_start(budget, change)
+    variable, longest = LONGER.get(budget.sizes.name), budget.max_model_len
+    most = beyond_positions(budget.model, budget.sizes, longest)
+    given = find_command(command).environment if command else {}
+    if not most or not variable or given.get(variable, "").lower() in ("1", "true"):
+        return ""
+    return (
+        f"{budget.model.name} does not start: max_model_len {longest:,} is beyond its {most:,} "
+        f"positions; it starts with {variable}=1, or a max_model_len of {most}"
+    )
 
 
 def does_not_start(budget: "MemoryBudget", change: str) -> str:
@@ -126,14 +133,6 @@ def does_not_start(budget: "MemoryBudget", change: str) -> str:
     where = f"{budget.model.name} on {budget.sizes.gpus} x {budget.gpu.name}"
     first = budget.refusal.split(". ")[0].rstrip(".")
     return f"{where} does not start: {first}{f'; it starts with {change}' if change else ''}"
-
-
-def _is_set(variable: str, command: str | None) -> bool:
-    """Say whether a launch command sets a variable."""
-    from simulator.launch.words import find_command
-
-    given = find_command(command).environment if command else {}
-    return given.get(variable, "").lower() in ("1", "true")
 
 
 def _settings(options: Mapping[str, str]) -> dict[str, str]:

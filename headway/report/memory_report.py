@@ -62,10 +62,11 @@ def memory_table(budget: MemoryBudget) -> str:
         of = f"{budget.layers} of {model.num_hidden_layers}"
         rows.append(("layers of the fullest stage", of))
     named = {name: f"{name} (estimate)" for name in ESTIMATES}
-    named["weights"] = f"weights ({model.parameters / 1e9:.2f} B parameters, {budget.weight_dtype})"
+    dtype = model.weight_dtype(sizes.weight_dtype)
+    named["weights"] = f"weights ({model.parameters / 1e9:.2f} B parameters, {dtype})"
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
-    rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
+    rows.append((f"KV per token ({sizes.cache(model)})", per_token))
     sizes_of = sorted({one.block_size for one in budget.layout.tables if one.block_size})
     tokens = " or ".join(map(str, sizes_of))  # by the kind of layers
     rows.append((f"blocks of {tokens} tokens", f"{budget.logged_blocks:,}"))
@@ -121,7 +122,6 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
         "gpu": budget.gpu.name,
         "gpus": budget.sizes.gpus,
         "data_parallel_size": budget.sizes.data_parallel_size,
-        "fits": not budget.refusal,
         "memory_bytes": budget.gpu.memory,
         "usable_bytes": budget.usable,
         "weights_bytes": budget.loaded,

@@ -48,8 +48,6 @@ class MemoryBudget(NamedTuple):
     model: ModelSpec
     gpu: Gpu
     sizes: EngineSizes
-    weight_dtype: str
-    kv_cache_dtype: str
     weights: int  # all that is loaded, towers and drafts too
     activations: int
     context: int
@@ -289,19 +287,6 @@ def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
     return int(patches * (2 * vision.hidden_size + inner) * HALF), kept * model.output_bytes
 
 
-def kv_budget(model: ModelSpec, gpu: Gpu, **keys: object) -> MemoryBudget:
-    """Work out the budget of a GPU with its share of the model; `keys` are those of `EngineSizes`.
-
-    Of a data-parallel server it is that of one rank, whose experts are spread over all ranks; of
-    pipeline stages that of the one with the least room, which all follow, as in vLLM.
-
-    `quantization` (fp8, int8, int4, nvfp4, mxfp4) overrides `dtype` for the weights; the KV cache
-    follows `kv_cache_dtype`, with `auto` meaning what the checkpoint says, else the `dtype`. Raises
-    ValueError if fewer than two blocks are left, saying how much is missing.
-    """
-    return fitting(estimate(model, gpu, EngineSizes(**keys)))
-
-
 def fitting(budget: MemoryBudget) -> MemoryBudget:
     """Return the budget; ValueError if fewer than two blocks are left, with how much is missing."""
     if why := too_big(budget):
@@ -310,7 +295,14 @@ def fitting(budget: MemoryBudget) -> MemoryBudget:
 
 
 def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
-    """Work out the budget likewise, whether anything is left for the KV cache or not."""
+    """Work out the budget of a GPU with its share of the model, whether anything is left or not.
+
+    Of a data-parallel server it is that of one rank, whose experts are spread over all ranks; of
+    pipeline stages that of the one with the least room, which all follow, as in vLLM.
+
+    `quantization` (fp8, int8, int4, nvfp4, mxfp4) overrides `dtype` for the weights; the KV cache
+    follows `kv_cache_dtype`, with `auto` meaning what the checkpoint says, else the `dtype`.
+    """
     model.check_parallel(sizes.tensor_parallel_size)
     sizes = sizes.on(gpu, model) if sizes.fraction_of != "free" else sizes
     if sizes.mamba_cache_mode == "align":
@@ -355,8 +347,6 @@ def _stage(
         model=model,
         gpu=gpu,
         sizes=sizes,
-        weight_dtype=model.weight_dtype(sizes.weight_dtype),
-        kv_cache_dtype=cache,
         weights=int(weights + parts.drafts * last),
         activations=max(encoder, activation_bytes(model, sizes, last)) + outputs,
         context=_context(gpu, sizes),
@@ -371,13 +361,13 @@ def _stage(
 
 def too_big(budget: MemoryBudget) -> str:
     """Say what is in the way of two blocks, and how much is missing; "": nothing is."""
-    sizes, gpus = budget.sizes, budget.sizes.gpus
+    sizes, dtype = budget.sizes, budget.model.weight_dtype(budget.sizes.weight_dtype)
     missing = 2 * budget.layout.block_bytes - budget.room
     if missing <= 0:
         return ""
-    each = "" if gpus == 1 else f" on each of {gpus} GPUs"
+    each = "" if sizes.gpus == 1 else f" on each of {sizes.gpus} GPUs"
     return (
-        f"{budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
+        f"{budget.model.name} in {dtype} does not fit the {budget.gpu.name}: "
         f"{gib(budget.weights)} of weights and {gib(budget.beside + sizes.adapters)} of "
         f"activations{each} exceed {budget.share:g} of {gib(budget.gpu.memory)} "
         f"by {gib(missing)}"

@@ -142,7 +142,6 @@ class ModelSpec:
             wrong.append(f"num_experts_per_tok: must be from 1 to num_experts ({self.num_experts})")
         if wrong:
             raise ValueError("\n".join(wrong))
-        bytes_of(self.dtype)
 
     def longest(self, release: tuple[int, int, int], asked: bool = True) -> int:
         """Tokens of a request at most, as a release of vLLM derives them (_get_and_verify_max_len).

@@ -245,7 +245,7 @@ def test_bytes_of_the_cache_are_an_option_of_their_own(capsys, tmp_path) -> None
     path = tmp_path / "s.yaml"
     path.write_text("model: llama-3-8b\ngpu: H100-80GB\n")
     assert main(["memory", str(path), "--kv-cache-memory-bytes", "4G"]) == 2
-    assert "--kv-cache-memory-bytes: give --model or --command with it" in capsys.readouterr().err
+    assert "vLLM's name of num_gpu_blocks_override" in capsys.readouterr().err
 
 
 def test_a_command_names_the_model_alone(capsys):

@@ -10,12 +10,12 @@ from simulator.costs.data_parallel import MAX_PADDED_TOKENS, DataParallelCost, E
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import efficiency_of, roofline
 from simulator.models.gpus import GPUS
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
+from tests.support.budgets import kv_budget
 
 H100 = GPUS["H100-80GB"]
 QWEN = load_model("qwen3-30b-a3b")

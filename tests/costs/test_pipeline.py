@@ -10,12 +10,12 @@ from simulator.costs.linear import LinearCost
 from simulator.costs.pipeline import PipelineCost, stages_of
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.settle_cost import load_cost
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from tests.support.budgets import kv_budget
 from tests.support.costs import overhead_of
 
 H100 = GPUS["H100-80GB"]

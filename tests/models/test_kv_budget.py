@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from headway.report.memory_report import log_lines, memory_table
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, GPUS, find_gpu
-from simulator.models.kv_budget import MemoryBudget, activation_bytes, estimate, kv_budget
+from simulator.models.kv_budget import MemoryBudget, activation_bytes, estimate
 from simulator.models.load import load_model
 from simulator.models.quantization import Quantization
+from tests.support.budgets import kv_budget
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")
@@ -108,12 +109,18 @@ def test_dtypes_of_weights_and_cache() -> None:
     """Quantization is the weights', kv_cache_dtype the cache's; auto follows dtype."""
     model = load_model("llama-3-8b")
     budget = kv_budget(model, A100, quantization="int4")
-    assert (budget.weight_dtype, budget.kv_cache_dtype) == ("int4", "bfloat16")
+    assert (
+        budget.model.weight_dtype(budget.sizes.weight_dtype),
+        budget.sizes.cache(budget.model),
+    ) == ("int4", "bfloat16")
     assert budget.kv_bytes_per_token == 131_072
     budget = kv_budget(model, A100, dtype="float32", kv_cache_dtype="auto")
     assert budget.kv_bytes_per_token == 262_144
     budget = kv_budget(model, A100, kv_cache_dtype="fp8")
-    assert (budget.weight_dtype, budget.kv_bytes_per_token) == ("bfloat16", 65_536)
+    assert (budget.model.weight_dtype(budget.sizes.weight_dtype), budget.kv_bytes_per_token) == (
+        "bfloat16",
+        65_536,
+    )
 
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
@@ -219,8 +226,8 @@ def test_more_memory_never_means_fewer_blocks(
 def test_the_dtype_is_one_that_the_gpu_has(name: str, card: str, dtype: str, shown: str) -> None:
     """As vLLM's `_resolve_auto_dtype`."""
     budget = estimate(load_model(name), find_gpu(card), EngineSizes(dtype=dtype))
-    assert budget.kv_cache_dtype == shown
-    assert budget.weight_dtype in (shown, "mxfp4")
+    assert budget.sizes.cache(budget.model) == shown
+    assert budget.model.weight_dtype(budget.sizes.weight_dtype) in (shown, "mxfp4")
 
 
 def test_a_caches_own_precision_counts_beside_a_dtype() -> None:

@@ -8,12 +8,13 @@ from simulator.core.multimodal_config import MultimodalConfig
 from simulator.models.config_json import spec_of
 from simulator.models.engine_sizes import EngineSizes, Release
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import estimate, kv_budget
+from simulator.models.kv_budget import estimate
 from simulator.models.kv_layout import Tables, kv_layout, model_groups
 from simulator.models.load import MODELS, load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import module_bytes
 from simulator.models.vision import read_vision
+from tests.support.budgets import kv_budget
 
 H200 = find_gpu("H200")
 

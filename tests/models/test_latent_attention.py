@@ -1,8 +1,8 @@
 """Multi-head latent attention: sizes by hand."""
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
+from tests.support.budgets import kv_budget
 from tests.support.model_configs import of_attention
 
 H100 = find_gpu("H100-80GB")

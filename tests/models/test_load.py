@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import (
     MODELS,
     PRECISION,
@@ -15,6 +14,7 @@ from simulator.models.load import (
     shipped_models,
     shipped_name,
 )
+from tests.support.budgets import kv_budget
 from tests.support.model_configs import write_config
 
 

@@ -15,7 +15,6 @@ from simulator.core.engine_config import EngineConfig
 from simulator.models.config_json import spec_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.kv_layout import Tables
 from simulator.models.load import MODELS, load_model
 from simulator.models.loaded import loaded
@@ -23,6 +22,7 @@ from simulator.models.spec import SMALL
 from simulator.models.vision import read_vision
 from simulator.scenario.kv_room import longest_of
 from simulator.util.errors import HeadwayError
+from tests.support.budgets import kv_budget
 from tests.support.model_configs import TINY, of_attention, write_config
 
 H100, B200 = find_gpu("H100-80GB"), find_gpu("B200")

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.kv_layout import group_size, model_groups
 from simulator.models.load import load_model, shipped_models
 from simulator.models.sliding_window import LayerGroups, window_pairs
+from tests.support.budgets import kv_budget
 
 H100 = find_gpu("H100-80GB")
 MISTRAL, OSS = map(load_model, ("mistral-7b-v0.1", "gpt-oss-20b"))

@@ -9,7 +9,6 @@ import pytest
 from headway.cli.main import main
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.models.gpus import GIB, find_gpu
-from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.scenario.engines import ENGINES
 from simulator.scenario.load import check_scenario
@@ -20,6 +19,7 @@ from simulator.simulation.run import run
 from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
+from tests.support.budgets import kv_budget
 
 
 def check(**blocks: object) -> Scenario:

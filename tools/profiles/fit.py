@@ -11,8 +11,9 @@ from itertools import product
 from pathlib import Path
 
 from simulator.models.dtypes import HALF, bytes_of
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GRACE
-from simulator.models.kv_budget import kv_budget
+from simulator.models.kv_budget import estimate, fitting
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.util.files import write_atomic
@@ -101,13 +102,12 @@ def _timed(tables: GpuTables, gpus: int, dtype: str) -> bool:
 def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str) -> bool:
     """Tell whether weights and ROOM tokens fit at vLLM's defaults."""
     try:
-        budget = kv_budget(
-            model,
-            tables.gpu,
+        sizes = EngineSizes(
             tensor_parallel_size=gpus,
             quantization=None if bytes_of(dtype) == HALF else dtype,
             kv_cache_dtype="auto" if bytes_of(cache) == HALF else cache,
         )
+        budget = fitting(estimate(model, tables.gpu, sizes))
     except ValueError:
         return False
     states = SEATS * model.state_bytes / gpus  # where layers keep them: for a full batch
