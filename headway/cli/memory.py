@@ -61,7 +61,8 @@ def memory(
         silent(
             "any other key of a scenario's engine: --tensor-parallel-size (--tp) "
             "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype ...; "
-            "vLLM's --kv-cache-memory-bytes; also by SGLang's and TensorRT-LLM's names, as --mem-fraction-static"
+            "vLLM's --kv-cache-memory-bytes; also by SGLang's and TensorRT-LLM's names, as "
+            "--mem-fraction-static"
         ),
     ],
 ) -> int:
