@@ -94,7 +94,7 @@ def test_the_stage_with_the_least_room_says_how_many_blocks_there_are() -> None:
     """The last one has the lm_head and the sampler's peak, the first the embedding."""
     one = kv_budget(LLAMA, H100, tensor_parallel_size=4)
     two = kv_budget(LLAMA, H100, tensor_parallel_size=2, pipeline_parallel_size=2)
-    assert two.gpus == 4
+    assert two.sizes.gpus == 4
     assert two.layers == 40
     # Half of the layers, of which each GPU has a half, as before a quarter of each.
     assert two.kv_bytes_per_token == one.kv_bytes_per_token == 40 * 2 * 4 * 128 * 2
