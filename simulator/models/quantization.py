@@ -269,7 +269,7 @@ def _weights(weights: Mapping[str, Any]) -> Format:
         if bits == 4:
             return FORMATS["mxfp4" if group == 32 else "nvfp4"]
         if bits == 8:
-            return _fp8_of(weights.get("block_structure"))
+            return FORMATS["mxfp8"] if group == 32 else _fp8_of(weights.get("block_structure"))
     if bits == 8 and group <= 0:
         return FORMATS["int8"]
     return _integers(bits, group, weights.get("symmetric") is False)

@@ -319,6 +319,40 @@ def test_auto_round_has_floats_too(kind: str, bits: int, found: Format) -> None:
         read_quantization(config | {"bits": 4, "data_type": "nv_fp"})
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("model.layers.0.block_sparse_moe.experts.0.w1", "layers.0.mlp.experts.0.gate_proj"),
+        ("model.layers.0.block_sparse_moe.experts.0.w3", "layers.0.mlp.experts.0.up_proj"),
+        ("re:.*experts.*w[123]$", "layers.0.mlp.experts.0.down_proj"),
+        ("re:.*shared_mlp.*", "layers.0.mlp.shared_experts.up_proj"),
+        ("model.layers.2.mamba.in_proj", "layers.2.mixer.in_proj"),
+        (
+            "model.language_model.layers.1.linear_attn.in_proj_qkv",
+            "layers.1.linear_attn.in_proj_qkvz",
+        ),
+    ],
+)
+def test_families_have_names_of_their_own(name: str, module: str) -> None:
+    """Of Mixtral's experts, Granite 4's layers, Qwen3.5's projections.
+
+    A GPTQ checkpoint of Mixtral that lists w1, w2 and w3 counted as 16 bits: 85 GiB for 23.
+    """
+    config = COMPRESSED | {"ignore": [name]}
+    assert read(**config).of(module) is None
+    assert read(**config).of("layers.0.mlp.gate_proj") is not None
+    listed = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    if not name.startswith("re:"):
+        own = name.split(".", name.startswith("model.language") + 3)[-1]
+        assert read(**listed, modules_in_block_to_quantize=[[own]]).of(module) is not None
+
+
+def test_floats_of_8_bits_in_groups() -> None:
+    """A scale of 8 bits for 32 weights (MXFP8) counted as one of 32 bits for a row."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "group_size": 32}}
+    assert read(**COMPRESSED | {"config_groups": {"g": group}}).of(Q) == Format("fp8", 8, 1, 32)
+
+
 def test_a_quantized_head_counts(tmp_path: Path) -> None:
     """GPTQ's `lm_head: true`; it stayed in 16 bits."""
     config = {"quant_method": "gptq", "bits": 4, "group_size": 8}
