@@ -9,6 +9,7 @@ import pytest
 from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
+from simulator.workload.describe import shared_prefix_tokens
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import read_table
 from tests.workload.test_ledger import HEAD, told
@@ -208,6 +209,8 @@ def test_helicones_delay_is_how_long_a_request_took(put):
         ("retry_of", "r1", "were tried again"),
         ("rejected", "true", "1 request left out"),
         ("is_valid", "false", "1 request left out"),
+        ("num_calls", "1", ""),
+        ("cache_hit", "0.5", "cache_hit: '0.5': not understood, and taken as answered"),
         ("method", "POST", ""),
         ("", "7", ""),
     ],
@@ -242,3 +245,29 @@ def test_what_a_file_is_or_lacks_is_named(put, text, said):
 def test_a_latency_that_is_hardly_of_seconds(put):
     _, said = told(put(rows("arrival_s,input_tokens,output_tokens,tpot", nine, nine, nine, nine)))
     assert any("tpot: half of the requests take more than 1 s, if it counts" in one for one in said)
+
+
+def test_adapters_that_a_column_of_vllms_names(put):
+    work, _ = told(put(f"{HEAD},lora_request\n0,9,5,a\n1,9,5,b\n", "log.csv"))
+    assert work.model == ["a", "b"]
+
+
+def test_prompts_without_what_was_cached_are_whole(put):
+    text = "arrival,uncached,cached_tokens,output_tokens\n0,100,40,5\n1,90,0,5\n"
+    work, _ = told(put(text, "log.csv"), columns="prompt=uncached")
+    assert work.prompt_tokens.tolist() == [140, 90]
+
+
+def test_prefix_groups_of_a_trace_like_mooncakes(put):
+    """They were read and then dropped where no line has ids of blocks."""
+    line = '{{"timestamp": {}, "input_length": 90, "output_length": 5, '
+    line += '"prefix_group": "a", "prefix_len": 64}}\n'
+    work, said = told(put(line.format(0) + line.format(900)))
+    assert (shared_prefix_tokens(work), said) == (64, [])
+
+
+def test_sums_and_means_are_no_requests(put):
+    with pytest.raises(HeadwayError, match="num_calls: 30 requests in a row: these are totals"):
+        read_trace(put(f"{HEAD},num_calls\n0,900,500,30\n", "log.csv"))
+    with pytest.raises(HeadwayError, match="lacks a column of each request's prompt, output"):
+        read_trace(put("arrival,avg_input_tokens,mean_output_tokens\n0,9,5\n", "log.csv"))

@@ -167,7 +167,7 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
         return np.asarray(np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", 0)))
     names = {k: plain_words(name.rpartition(".")[2]) for k, name in ledger.name_of.items()}
     cached = _beside(columns)
-    apart = cached > prompt
+    apart = (cached > prompt) | ("uncached" in names.get("prompt", ""))
     if names.get("cached", "").startswith("cache_read") or "cache_write" in columns:
         apart |= names.get("prompt") in {"input_tokens", "input_token_count"}
     return np.asarray(prompt + apart * cached)

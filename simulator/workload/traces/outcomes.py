@@ -26,7 +26,7 @@ CANCELLED = re.compile(r"cancel|abort|disconnect|closed|^499\b|^dc$")
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
-MISSED = re.compile(rf"{NO}|{UNSAID}|(0|no|.*miss|bypass|disabled|expired|refresh).*")
+MISSED = re.compile(rf"{NO}|{UNSAID}|(0{{8}}-|no|.*miss|bypass|disabled|expired|refresh).*")
 KNOWN = {
     **dict.fromkeys(("finish", "status"), (re.compile(UNFINISHED), FINISHED)),
     "status_code": (re.compile(rf"{UNFINISHED}|^0$"), FINISHED),

@@ -100,7 +100,7 @@ def read_mooncake(
         table.time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
     table.prompt = np.array([turn.prompt for turn in turns], np.int64)
     segments = [turn.segments for turn in turns]
-    table.segments = segments if any(segments) else None
+    table.segments = segments if any(segments) else table.segments  # by other columns
     table.after = np.where(waits, after, -1) if waits.any() else None
     table.delay = delay / table.per_second if waits.any() else None
     table.has_sessions = any(turn.session is not None for turn in turns)
