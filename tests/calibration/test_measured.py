@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.measured.engine import (
-    gpus_per_replica,
-)
+from calibration.measured.engine import gpus_per_replica
 from calibration.measured.predict import predict, validate_measured
 from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
@@ -189,10 +187,8 @@ def test_damaged_polls_are_a_note(folder):
 
 def test_live_and_measured_exclude_each_other(folder, capsys):
     assert main(["validate"]) == 2
-    assert (
-        "give a folder of `headway live`, as out/demo-live, or --measured"
-        in capsys.readouterr().err
-    )
+    told = "give a folder of `headway live`, as out/demo-live, or --measured"
+    assert told in capsys.readouterr().err
     assert main(["validate", str(folder), "--json", "x.json"]) == 2
     assert "--json FILE: needs --measured" in capsys.readouterr().err
 
