@@ -252,12 +252,14 @@ def summarize(
 
 def refuse(scenario: Scenario) -> None:
     """Refuse what a run cannot have that forgets its requests."""
-    load = scenario.workload.generator
+    load, engines = scenario.workload.generator, scenario.groups.values()
     if wrong := [
         f"--no-tables: {why}"
         for why, holds in {
             "workload.n: must be 1": load.n > 1,
-            "workload.adapters, models: what each felt needs all requests": _serves(scenario),
+            "workload.adapters, models: what each felt needs all requests": (
+                bool(scenario.models) or any(own.engine.enable_lora for own in engines)
+            ),
             "slo: a level of some requests, or of the last one, needs all of them": any(
                 slo.counted_apart for slo in service_levels(scenario)
             ),
@@ -267,18 +269,12 @@ def refuse(scenario: Scenario) -> None:
                 and any(g.kv_role or g.ec_role for g in scenario.cluster.replica_groups.values())
             ),
             "engine.data_parallel_size: must be 1": any(
-                own.engine.data_parallel_size > 1 for own in scenario.groups.values()
+                own.engine.data_parallel_size > 1 for own in engines
             ),
         }.items()
         if holds
     ]:
         raise HeadwayError(wrong)
-
-
-def _serves(scenario: Scenario) -> bool:
-    """Say whether adapters, or several models, are served."""
-    several = bool(scenario.models)
-    return several or any(own.engine.enable_lora for own in scenario.groups.values())
 
 
 def first_chunk(
