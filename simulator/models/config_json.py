@@ -93,6 +93,9 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     unread = [key for key in others if isinstance(whole.get(key), dict)]
     if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
         unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
+    names = (one.name for one in (*spec.outer, *spec.modules) if one.quantizes)
+    if (own := spec.checkpoint) and own.word and not any(map(own.of, names)):
+        unread.append("quantization_config, whose names no module has: all count in 16 bits")
     return replace(spec, vision=vision, unread=", ".join(unread), config=whole)
 
 

@@ -249,6 +249,8 @@ def _algorithm(config: Mapping[str, Any]) -> Format | None:
 
 def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read compressed-tensors': groups of modules by name or pattern, then those by class."""
+    if "2:4" in str(config.get("sparsity_config")) or config.get("format") == "marlin-24":
+        raise ValueError("quantization_config: weights of which 2 of 4 are 0 are not supported")
     rules = []
     for group in (config.get("config_groups") or {}).values():
         targets = group.get("targets") or ()

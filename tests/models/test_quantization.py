@@ -206,6 +206,8 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}}, "must be a mapping of"),
         ({"quant_method": "modelopt", "quantized_layers": {}}, "quant_algo '' is not known"),
         (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
+        (COMPRESSED | {"format": "marlin-24"}, "2 of 4 are 0"),
+        (COMPRESSED | {"sparsity_config": {"sparsity_structure": "2:4"}}, "2 of 4 are 0"),
         (COMPRESSED | {"config_groups": {"g": 1}}, "config_groups: must be a mapping of mappings"),
         (COMPRESSED | {"config_groups": [1]}, "config_groups: must be a mapping of mappings"),
     ],
@@ -345,6 +347,16 @@ def test_families_have_names_of_their_own(name: str, module: str) -> None:
     if not name.startswith("re:"):
         own = name.split(".", name.startswith("model.language") + 3)[-1]
         assert read(**listed, modules_in_block_to_quantize=[[own]]).of(module) is not None
+
+
+def test_names_that_no_module_has_are_said(tmp_path: Path) -> None:
+    """All counted as 16 bits without a word."""
+    group = GROUP | {"targets": ["re:.*transformer.h.*"]}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"g": group}}
+    found = load_model(write_config(tmp_path, quantization_config=config))
+    assert found.unread == "quantization_config, whose names no module has: all count in 16 bits"
+    group["targets"] = ["re:.*down_proj$"]
+    assert load_model(write_config(tmp_path, quantization_config=config)).unread == ""
 
 
 def test_floats_of_8_bits_in_groups() -> None:
