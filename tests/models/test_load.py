@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.models.config_parts import TABLE
 from simulator.models.gpus import find_gpu
 from simulator.models.load import (
     MODELS,
@@ -14,6 +15,7 @@ from simulator.models.load import (
     shipped_models,
     shipped_name,
 )
+from simulator.models.quantization import READERS
 from tests.support.budgets import kv_budget
 from tests.support.model_configs import write_config
 
@@ -184,3 +186,12 @@ def test_qwen_pads_its_72b_so_that_gpus_share_whole_groups(word: str) -> None:
     """As its checkpoints on the hub: intermediate_size 29,696, 232 groups of 128."""
     assert load_model(f"Qwen/Qwen2.5-72B-Instruct-{word}").intermediate_size == 29_696
     assert load_model("Qwen/Qwen2.5-72B-Instruct").intermediate_size == 29_568
+
+
+def test_the_page_names_what_is_refused() -> None:
+    """Its list had four families of nine, and no format."""
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text("utf-8")
+    assert all(f"`{names.split()[0]}`" in page for names in TABLE["refused"])
+    for method in ("hqq", "torchao", "gguf"):
+        assert f"`{method}`" in page
+        assert method not in READERS
