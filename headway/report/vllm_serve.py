@@ -49,10 +49,12 @@ VALUES = (
     "prefill_schedule_interval",
     "watermark",
     "generation_config",
+    "kv_offloading_size",
 )
-SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold")
+SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold", "kv_offloading_size")
 """Of these what an engine that is not vLLM chose for itself: vLLM's own are as good for vLLM."""
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+ENABLED = ("enable_lora", "enable_expert_parallel", "enforce_eager")
 SWITCHES = ("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl")
 """Flags that are written where they are not as by default."""
 PLUGIN_RELEASES = ((0, 33),)
@@ -68,10 +70,10 @@ COVERED = (
         "allocation",
         "preemption_mode",
     ),
-    *("scheduler", "scheduler_cls", "enable_lora"),
+    *("scheduler", "scheduler_cls", "speculative_config", *ENABLED),
     "lora_load_bandwidth",  # the disk's
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
-    "enable_expert_parallel",
+    "hicache_write_policy",  # write_through is vLLM's
     "expert_routing",  # the model's
     "prefix_cache_retention_interval",
     "pipeline_parallel_bandwidth",  # the network's
@@ -247,8 +249,7 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         if key in SIZES and not engine.follows_vllm:
             continue
         value = getattr(engine, key)
-        default = type(engine).model_fields[key].default
-        if value is not None and (value != default or key in VALUES[:2]):
+        if value is not None and (engine.is_given(key) or key in VALUES[:2]):
             text = json.dumps(value) if isinstance(value, dict) else f"{value}"
             words += _option(f"--{key.replace('_', '-')}", text)
     if longest := longest_that_fits(scenario):
@@ -257,14 +258,13 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     kept = engine.prefix_cache_retention_interval
     if kept != 0 and "prefix_cache_retention_interval" not in absent:
         words += ["--prefix-cache-retention-interval", f"{kept}"]
-    if engine.enable_lora:
-        words.append("--enable-lora")
-    if engine.enable_expert_parallel:
-        words.append("--enable-expert-parallel")
+    words += [_flag(key, True) for key in ENABLED if getattr(engine, key)]
     if engine.follows_vllm:
-        given = {key: getattr(engine, key) for key in SWITCHES if key not in absent}
-        changed = [k for k, v in given.items() if v != type(engine).model_fields[k].default]
+        changed = [key for key in SWITCHES if key not in absent and engine.is_given(key)]
         words += [_flag(key, getattr(engine, key)) for key in (*FLAGS, *changed)]
+    if (drafts := engine.speculative_config) is not None:
+        asked = drafts.model_dump(exclude_unset=True, exclude=("acceptance", "draft"))
+        words += ["--speculative-config", json.dumps(asked)]
     if kv_role is not None:
         config = {"kv_connector": "NixlConnector", "kv_role": kv_role}
         words += ["--kv-transfer-config", json.dumps(config)]

@@ -8,8 +8,10 @@ import pytest
 from headway.cli.main import main
 from headway.report.vllm_serve import serve_command
 from simulator import load_scenario
-from simulator.scenario.load import resolve
+from simulator.launch.keys import read_launch
+from simulator.scenario.load import check_scenario, resolve
 from simulator.scenario.policy_table import PLUGIN
+from simulator.util.yaml_lines import SourceMap
 from tests.support.scenarios import ONE_A_SECOND
 
 
@@ -171,3 +173,27 @@ def test_what_of_a_window_is_cached_is_told(tmp_path: Path, version, given, told
     keys = [f"engine.version='{version}'", f"engine.prefix_cache_retention_interval={given}"]
     command = serve_command(load_scenario(path, keys))
     assert "retention" not in command if not told else told in command
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--enforce-eager --max-model-len 8k",
+        "--kv-offloading-size 40",
+        "--spec-method ngram --spec-tokens 4",
+        "--speculative-config.method eagle --speculative-config.model a/b "
+        "--speculative-config.num_speculative_tokens 2",
+        "--max-num-queued-reqs 100 --no-enable-prefix-caching --watermark 0.02",
+    ],
+)
+def test_a_command_comes_back_from_its_scenario(options: str):
+    """But for what no command says, as how many drafts are accepted."""
+    first = read_launch(f"vllm serve meta-llama/Llama-3.1-8B-Instruct {options}")
+    scenario = check_scenario(
+        {"model": first.model, "gpu": "H100", "engine": first.engine}, SourceMap("s.yaml", {})
+    )
+    command = serve_command(scenario)
+    assert "#" not in command
+    again = read_launch(command)
+    assert again.model == first.model
+    assert again.engine.items() >= first.engine.items()
