@@ -26,7 +26,7 @@ from headway.cli.options import (
 )
 from headway.cli.progress import run_progress, runs_progress
 from simulator.util.errors import HeadwayError
-from simulator.util.files import check_file, check_unread
+from simulator.util.files import READ_FILES, check_file, check_unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -204,7 +204,7 @@ def run(
 
     loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
     service_levels(loaded)  # what is wrong with them is told before the run
-    folder = check_folder(out or Path("out") / loaded.name, options.format)
+    folder = check_folder(out or _unread_folder(loaded.name), options.format)
     if tables_in is None:
         check_parts(folder)
     exports.check(folder)
@@ -247,6 +247,14 @@ def run(
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
     return int(not result.summary()["completed"] and len(result.workload) > 0)
+
+
+def _unread_folder(name: str) -> Path:
+    """Return out/NAME, or another folder where its scenario is read: that is not written over."""
+    from simulator.scenario.load import OWN
+
+    read = (Path("out") / name / OWN).absolute() in READ_FILES
+    return Path("out") / (f"{name}-again" if read else name)
 
 
 def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions) -> None:
