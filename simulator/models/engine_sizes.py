@@ -12,7 +12,7 @@ from simulator.util.files import read_table
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
 LONGER = {
-    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    **dict.fromkeys(("vllm", "vllm-v0"), "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
     "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
 }
 """Variables without which engines do not start with requests beyond a model's positions."""

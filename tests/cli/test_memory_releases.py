@@ -179,6 +179,12 @@ def test_a_length_beyond_the_positions_is_named(capsys: pytest.CaptureFixture[st
         assert f"it starts with {variable}=1, or a max_model_len of 8192" in told
         assert main([*shape, f"{variable}=1 {serve}"]) == 0
         assert "not read" not in capsys.readouterr().err
+    # vLLM V0 refused it, too (0.6.6): its JSON said that it fits.
+    words = ["--engine", "vllm-v0", "--model", "llama-3-8b", "--max-model-len", "9000", "--json"]
+    assert main(["memory", "--gpu", "H100-80GB", *words]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["fits"] is False
+    assert f"it starts with {variables[0]}=1" in told.err
 
 
 @pytest.mark.parametrize(
