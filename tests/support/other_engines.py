@@ -141,7 +141,7 @@ def _requests(load: Workload, scheduler: SgLang) -> list[Request]:
     for i in range(len(load)):
         request = Request(i, 0.0, int(load.prompt_tokens[i]), int(load.output_tokens[i]))
         request.max_tokens = int(most[i]) or None
-        request.ignore_eos = scheduler.ignore_eos
+        request.ignore_eos = scheduler.options.ignore_eos
         found.append(request)
     return found
 
