@@ -211,7 +211,7 @@ def _joined(script: str) -> str:
     plain = re.sub(r"\\\s*\n", " ", plain)
     plain = ARRAY.sub(_as_variable, plain)
     plain = re.sub(r'"(\$\{\w+\[[@*]\]\})"', r"\1", plain)
-    return re.sub(rf"{quoted}|\n(?!\s*-)", lambda found: found[1] or " ; ", plain)
+    return re.sub(rf"{quoted}|;|\n(?!\s*-)", lambda found: found[1] or " ; ", plain)
 
 
 def _as_variable(array: re.Match[str]) -> str:

@@ -275,3 +275,17 @@ def test_a_pinned_package_says_the_release(command: str, version: str | None) ->
 def test_a_command_may_be_longer_than_the_name_of_a_file(server: str) -> None:
     """It ended by OSError where no slash was among the first 255 bytes."""
     assert read_launch(f"{server} {'--port 1 ' * 40} --model m").model == "m"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "TP=2; vllm serve m -tp $TP",
+        "export TP=2;vllm serve m -tp $TP; echo done",
+        "vllm serve m -tp 2;",
+        "N='a;b'; vllm serve m --served-model-name \"x;y\" -tp 2 ; wait",
+    ],
+)
+def test_a_semicolon_ends_a_command(script):
+    """Also one that follows a word without a space."""
+    assert read_launch(script).engine == {"name": "vllm", "tensor_parallel_size": 2}
