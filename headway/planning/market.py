@@ -212,8 +212,8 @@ class Market:
             asked = ALIASES.get(self.precision or name, self.precision or name)
             if not name.startswith(asked):
                 continue
-            if weights == own:
-                continue  # it is published so
+            if weights is not None and (weights == own or model.checkpoint is not None):
+                continue  # it is published so, or in formats that vLLM does not replace
             engine = self.base.engine.model_copy(
                 update={
                     "tensor_parallel_size": size,

@@ -30,6 +30,7 @@ from simulator import load_scenario, run
 from simulator.core.executor import Timing
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
+from simulator.models.quantization import Format, Quantization, Rule
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
@@ -234,6 +235,9 @@ def test_weights_are_quantized_where_there_is_a_profile(write) -> None:
     for name, found in (("L4", every), ("L40S", every), ("A10G", every[:1])):
         (gpu,) = wanted_gpus(name)
         assert list(shop._precisions(model, gpu, 1)) == found
+    awq = Quantization((Rule((), Format("int4", 4, 2.5, 128)),), method="awq")
+    (gpu,) = wanted_gpus("L4")  # vLLM refuses --quantization fp8 beside AWQ's weights
+    assert list(shop._precisions(replace(model, checkpoint=awq), gpu, 1)) == every[:1]
     largest = load_model("llama-3.1-405b")  # on eight H100 it fits in fp8 alone
     (gpu,) = wanted_gpus("H100")
     assert list(shop._precisions(largest, gpu, 8)) == every
