@@ -216,7 +216,9 @@ def _rounded(bits: Any, group_size: int, data_type: object = "int") -> Format:
 
 def _integers(bits: object, group: int | None, zeros: bool) -> Format:
     if not isinstance(bits, int) or bits not in (4, 8):
-        raise ValueError(f"quantization_config: weights of {bits!r} bits are not supported")
+        raise ValueError(
+            f"quantization_config: weights of {short_repr(bits)} bits are not supported"
+        )
     return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
 
 

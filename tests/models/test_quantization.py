@@ -200,6 +200,7 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
         ),
         ({"quant_method": "awq", "bits": "4"}, "bits: must be a positive number, not '4'"),
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "weights of 3 bits"),
+        ({"quant_method": "awq", "group_size": 128}, "weights of null bits"),
         ({"quant_method": "awq", "bits": 4}, "group_size is missing"),
         (COMPRESSED | {"input_activations": {"dynamic": "far"}}, "dynamic: must be a mapping"),
         ({"quant_method": "quark", "global_quant_config": {}}, "weights of Quark's 'null'"),
