@@ -319,3 +319,25 @@ def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
     assert place.stat().st_size > 10_000
     assert main(["plot", "memory"]) == 2
     assert "OUT_DIR: is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model gemma-4-31b --gpu H200 --max-model-len 8192",
+        "--model qwen3-next-80b-a3b --gpu H200 --tp 2 --version 0.17",
+        "--model qwen3-next-80b-a3b --gpu H200 --tp 2 --no-enable-prefix-caching",
+        "--model gpt-oss-20b --gpu H200",
+    ],
+)
+def test_blocks_are_those_of_the_pool(capsys, words: str) -> None:
+    """As many as num_gpu_blocks_override takes: they were of a pool that the simulation has."""
+    arguments = ["memory", *words.split(), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--num-gpu-blocks-override", str(found["num_gpu_blocks"])]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["tokens"], again["max_concurrency"]) == (
+        found["tokens"],
+        found["max_concurrency"],
+    )
