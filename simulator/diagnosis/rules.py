@@ -376,7 +376,7 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
         found.share,
         f"Clients are served unequally: in {found.share:.0%} of the time that {worst} waits, "
         f"{best} gets more than its fair share: {three_digits(found.best_service)} tokens, while "
-        f"{worst} gets {three_digits(found.service)} (an answer token counts twice{weighed}).",
+        f"{worst} gets {three_digits(found.service)} (an output token counts as two{weighed}).",
         "service_difference_max",
         better,
         {

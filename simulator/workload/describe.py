@@ -198,5 +198,5 @@ def _burstiness(spread: float | None) -> str:
     """Tell the spread of the gaps, and as what vLLM's knob of that name would imitate it."""
     if spread is None:
         return "none"
-    knob = f"; workload.burstiness: {spread**-2:.2g} gives it" if spread else ""
+    knob = f"; with workload.burstiness: {spread**-2:.2g}" if spread else ""
     return f"CV of gaps {spread:.2f} (Poisson: 1{knob})"

@@ -267,7 +267,7 @@ def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
         key = f"engine.scheduling_policy={{policy: 'loud:Loudest', weights: {weights}}}"
         findings = diagnose(key, "workload.clients=[2, 1]", text=HEAVY)
         text = findings.get("unfair", {"text": ""})["text"]
-        return "(an answer token counts twice, by weight)" in text
+        return "(an output token counts as two, by weight)" in text
 
     assert found("{client-0: 4, client-1: 4}")
     assert found("{client-1: 4}")

@@ -66,7 +66,7 @@ def test_describe():
         "requests        3",
         "span            4.000 s",
         "request rate    0.500 req/s",
-        "burstiness      CV of gaps 0.50 (Poisson: 1; workload.burstiness: 4 gives it)",
+        "burstiness      CV of gaps 0.50 (Poisson: 1; with workload.burstiness: 4)",
         "input tokens    900",
         "output tokens   6",
         "prefix sharing  11.1% of input tokens (blocks of 600)",
