@@ -241,13 +241,14 @@ class Advisor(MemoryAdvisor):
         less: of a rate as many as it brings, of others those that ran; not of all at once.
         """
         most, (arriving, whole) = float(self._gauges["max_running"]), self._spans
+        seats = max(most * now, 1.0)  # no more at once, though a rate that is too high grows
         tokens = most * now / self._token_time(round(most))  # a second
         if self._rate:
             tokens = self._rate * float(self.run.table.generated[self.run.done].mean())
         for count in range(now + 1, MOST_REPLICAS):
             running = most * now / count
             for _ in range(SETTLED if arriving > SPAN * whole else 0):
-                running = tokens / count * self._token_time(max(round(running), 1))
+                running = min(tokens / count * self._token_time(max(round(running), 1)), seats)
             if running < 1 or 1e3 * self._token_time(round(running)) <= bound:
                 return self.servers.in_pods(count)
         return MOST_REPLICAS
