@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibration.engine_steps.calibrate import ShuffledBlocks, make_chunks, measure_all, point_row
+from calibration.engine_steps.calibrate import measure_all
 from calibration.engine_steps.fit import Sample, StepFit, fit_rows, judge
 from calibration.engine_steps.grid import GRAPH_TOKENS, Point, Setup
+from calibration.engine_steps.measure import ShuffledBlocks, make_chunks, point_row
 from calibration.engine_steps.steps_file import RowFile, read_rows
 from calibration.errors import Errors
 from calibration.profile_yaml import cost_block

@@ -134,7 +134,7 @@ OTHERS = {
         "self._resets_full = True",
     ): "no batch is full before the first pass",
     (
-        "engine/pipeline.py",
+        "engine/replica.py",
         "self._due = -1.0",
         "self._due = -2.0",
     ): "any time below 0 says that there is nothing to wait for",
