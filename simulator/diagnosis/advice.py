@@ -1,6 +1,7 @@
 """Advice on a run: which keys of its scenario to raise, lower or set, and by how much."""
 
 import warnings
+from bisect import bisect
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,6 @@ FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes besid
 KEEPING_UP = 1.5  # times as fast as prompts come must smaller chunks be: many come at once
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
-SETTLED = 8  # times that Little's law is put into itself
 WAIT_AT_MOST = 0.1  # share of the waiting that comes while an autoscaler has ordered all
 
 
@@ -235,23 +235,18 @@ class Advisor(MemoryAdvisor):
         return [self.changed("max_num_seqs", kept[-1])] if kept and kept[-1] < seats else []
 
     def replicas_within(self, now: int, bound: float) -> int:
-        """Say how many replicas share the requests so that the time between tokens is in `bound`.
+        """Say how many replicas share the requests so that tokens come within `bound` (ms).
 
-        In ms. Each has its share of them, and by Little's law fewer at once where they stay for
-        less: of a rate as many as it brings, of others those that ran; not of all at once.
+        Each decodes the largest batch within it. By Little's law a rate brings as many requests
+        as it asks for tokens in that time, but no more than there are; without a rate, or behind
+        `max_concurrency`, no more than were in this run.
         """
-        most, (arriving, whole) = float(self._gauges["max_running"]), self._spans
-        seats = max(most * now, 1.0)  # no more at once, though a rate that is too high grows
-        tokens = most * now / self._token_time(round(most))  # a second
-        if self._rate:
-            tokens = self._rate * float(self.run.table.generated[self.run.done].mean())
-        for count in range(now + 1, MOST_REPLICAS):
-            running = most * now / count
-            for _ in range(SETTLED if arriving > SPAN * whole else 0):
-                running = min(tokens / count * self._token_time(max(round(running), 1)), seats)
-            if running < 1 or 1e3 * self._token_time(round(running)) <= bound:
-                return self.servers.in_pods(count)
-        return MOST_REPLICAS
+        load, time = self.run.record.workload, self._token_time
+        batch = max(bisect(range(1, self.engine.max_num_seqs + 1), bound / 1e3, key=time), 1)
+        tokens = (self._rate or load.request_rate) * self.run.table.generated[self.run.done].mean()
+        most = len(load) if self._rate else now * self.most_present
+        count = min(tokens * time(batch), most) / batch
+        return min(self.servers.in_pods(max(count, now + 1)), MOST_REPLICAS)
 
     # ---------------------------------------------------------------- rules of the scheduler
 

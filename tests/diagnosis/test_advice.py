@@ -1,5 +1,6 @@
 """By how much a key is to be raised or lowered, worked out by hand."""
 
+from math import ceil, inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -263,14 +264,29 @@ def test_a_segment_in_the_middle_is_not_known_at_the_beginning_of_a_prompt() -> 
     assert known_share(work, 16) == 0.0
 
 
-@pytest.mark.parametrize(("arriving", "count"), [(10.0, 2), (0.0, 4)])
-def test_requests_that_stay_for_less_are_fewer_at_once(arriving: float, count: int) -> None:
-    """16 take 160 ms a token, each 10 ms: half of them leave sooner, unless all come at once."""
+@pytest.mark.parametrize(
+    ("rate", "asked", "count"),
+    [(2.0, 2.0, 4), (0.1, 0.1, 2), (1000.0, 1000.0, 8), (0.0, inf, 5), (0.0, 2.0, 4)],
+)
+def test_replicas_within_a_bound_are_as_many_as_decode_at_once(
+    rate: float, asked: float, count: int
+) -> None:
+    """A batch of 4 takes 40 ms a token, and each request 200 tokens: a rate of 2/s brings 16.
+
+    So fast come all 32; without a rate the 20 of this run are there, or fewer behind
+    `max_concurrency`.
+    """
+    load = Workload(np.zeros(32), np.ones(32, np.int64), np.ones(32, np.int64), request_rate=asked)
     advisor: Any = SimpleNamespace(
-        _gauges={"max_running": 16},
-        _spans=(arriving, 10.0),
-        _rate=None,
+        run=SimpleNamespace(
+            record=SimpleNamespace(workload=load),
+            table=SimpleNamespace(generated=np.array([200, 200])),
+            done=np.array([True, True]),
+        ),
+        engine=SimpleNamespace(max_num_seqs=16),
+        most_present=20,
+        _rate=rate,
         _token_time=lambda decodes: 0.01 * decodes,
-        servers=SimpleNamespace(in_pods=lambda replicas: replicas),
+        servers=SimpleNamespace(in_pods=ceil),
     )
     assert Advisor.replicas_within(advisor, 1, 40.0) == count
