@@ -2,10 +2,10 @@
 
 import warnings
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -183,7 +183,7 @@ class Advisor(MemoryAdvisor):
         to = max(1 << (int(min(size, most)).bit_length() - 1), least)
         key = self.key("max_num_batched_tokens")
         if self.run.own_scheduler is not None:
-            return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
+            return self.policy(also={key: to} if to < now else {})
         steps = [to << k for k in range(now.bit_length()) if to << k <= most]
         whole = float(np.nanmax(self.run.table.finish) - np.nanmin(self.run.table.sent))
         computed = sum(int(log.steps["prefill_tokens"].sum()) for log in self.logs)
@@ -250,11 +250,11 @@ class Advisor(MemoryAdvisor):
 
     # ---------------------------------------------------------------- rules of the scheduler
 
-    def policy(self, to: str = "fcfs") -> list[Advice]:
+    def policy(self, to: str = "fcfs", also: Mapping[str, Any] | None = None) -> list[Advice]:
         """Another policy; where SGLang's tree would have to go as well, none."""
         now, tree = self.engine.policy_name, self.engine.prefix_cache == "radix"
         kept = now == to or (tree and now == "sglang")
-        return [] if kept else [turn(self.key("scheduling_policy"), now, to)]
+        return [] if kept else [turn(self.key("scheduling_policy"), now, to, also)]
 
     def one_class_first(self) -> list[Advice]:
         """A policy that parts classes: by their priorities, else by the service they get."""
@@ -266,7 +266,7 @@ class Advisor(MemoryAdvisor):
             return []
         also = {self.key("async_scheduling"): False}
         alone = to == "preemptive" and self.engine.async_scheduling
-        return [replace(one, also=also if alone else {}) for one in self.policy(to)]
+        return self.policy(to, also if alone else {})
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""

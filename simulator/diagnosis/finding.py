@@ -9,7 +9,7 @@ from simulator.scenario.load import with_keys
 from simulator.scenario.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """A key of the scenario, what it is and what it should be."""
 
@@ -17,7 +17,7 @@ class Advice:
     key: str  # dotted
     value: Any  # now; None: the default
     to: Any
-    also: Mapping[str, Any]  # further keys that must change with it
+    also: tuple[tuple[str, Any], ...]  # further keys that must change with it, and to what
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as summary.json has it."""
@@ -50,7 +50,7 @@ def turn(key: str, value: Any, to: Any, also: Mapping[str, Any] | None = None) -
     direction: Literal["raise", "lower", "set"] = "set"
     if numbers:
         direction = "raise" if to > value else "lower"
-    return Advice(direction, key, value, to, also or {})
+    return Advice(direction, key, value, to, tuple((also or {}).items()))
 
 
 class Finding(NamedTuple):

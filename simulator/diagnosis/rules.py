@@ -7,6 +7,7 @@ contradicts one before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from simulator.diagnosis.advice import AdvisedEvidence
@@ -85,9 +86,10 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def _found(run: AdvisedEvidence, rules: Iterable[Rule]) -> Iterator[tuple[str, Finding]]:
     """Yield each rule that finds something, and that, with advice that the scenario can follow."""
+    takes = cache(run.takes)  # most rules advise the same
     for rule in rules:
         if (one := rule(run)) is not None:
-            yield rule.__name__, one._replace(advice=[*filter(run.takes, one.advice)])
+            yield rule.__name__, one._replace(advice=[*filter(takes, one.advice)])
 
 
 def _taken(advice: Iterable[Advice]) -> dict[str, Advice]:

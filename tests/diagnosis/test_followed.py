@@ -79,3 +79,13 @@ def test_a_group_that_names_no_gpu_has_the_scenarios(block: dict[str, Any]) -> N
     assert scenario.of_group("a").gpu.name == "H100-80GB"
     assert scenario.of_group("a").gpu.dollars_per_hour == block.get("dollars_per_hour", 3.0)
     assert scenario.of_group("b").gpu == scenario.gpu
+
+
+def test_the_same_advice_of_several_findings_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "simulator.diagnosis.advice.follow", lambda _, advice: tried.append(advice) or True
+    )
+    given = advised(load_scenario("demo", ["workload.request_rate=30", "goodput.tpot=12"]))
+    assert len(given) > len(tried)
+    assert all(tried.count(one) == 1 for one in tried)
