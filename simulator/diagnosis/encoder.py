@@ -30,9 +30,9 @@ def encoder(run: AdvisedEvidence) -> Finding | None:
         tokens = max(run.engine.max_num_batched_tokens, run.advisor.spec.model.largest_image)
         sizes = {key: getattr(config, key) or tokens for key in KEYS}
         first, second = sorted(KEYS, key=lambda key: sizes[key])
-        also = {f"engine.multimodal_config.{second}": max(sizes[second], MORE * sizes[first])}
-        key = f"engine.multimodal_config.{first}"
-        advice.append(turn(key, sizes[first], MORE * sizes[first], also))
+        keys = {one: run.advisor.key(f"multimodal_config.{one}") for one in KEYS}
+        also = {keys[second]: max(sizes[second], MORE * sizes[first])}
+        advice.append(turn(keys[first], sizes[first], MORE * sizes[first], also))
     return Finding(
         max(waited, encoding),
         f"Encoding {items:,} images or clips takes {encoding:.0%} of the busy time; for "

@@ -48,7 +48,8 @@ def forgotten_prefixes(run: AdvisedEvidence) -> Finding | None:
     to = 4 * now if now else ceil(4 * size * engine.tensor_parallel_size / GIB)
     advice = [turn(run.advisor.key("kv_offloading_size"), now, to)]
     if now and engine.hicache_write_policy == SELECTIVE:
-        advice.insert(0, turn("engine.hicache_write_policy", SELECTIVE, "write_through"))
+        key = run.advisor.key("hicache_write_policy")
+        advice.insert(0, turn(key, SELECTIVE, "write_through"))
     return Finding(
         share,
         f"{known:.0%} of the prompt tokens repeat the beginning of an earlier prompt, and "

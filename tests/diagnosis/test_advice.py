@@ -212,13 +212,13 @@ def test_a_host_that_takes_few_is_first_told_to_take_all(policy: str, first: str
         gauges={"prefix_cache_hit_rate": 0.0, "external_prefix_cache_hit_rate": 0.0},
         share=lambda *_: 1.0,
         advisor=SimpleNamespace(
-            key=lambda name: f"engine.{name}",
+            key=lambda name: f"cluster.groups.a.engine.{name}",
             spec=SimpleNamespace(num_gpu_blocks=10, block_bytes=1),
         ),
     )
     found = forgotten_prefixes(evidence)  # type: ignore[arg-type]
     assert found is not None
-    assert words(found.advice[0].as_dict()).split()[1] == f"engine.{first}"
+    assert found.advice[0].key == f"cluster.groups.a.engine.{first}"
 
 
 def test_a_tenth_that_is_known_is_worth_a_prefix_cache() -> None:

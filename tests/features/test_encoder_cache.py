@@ -204,6 +204,16 @@ def test_a_run_encodes_what_its_trace_has(tmp_path: Path) -> None:
     assert finding["figures"]["encoding_share"] == pytest.approx(0.6)
 
 
+def test_a_larger_encoder_cache_is_advised_to_the_group_that_lacks_it(tmp_path: Path) -> None:
+    keys = ("max_num_encoder_input_tokens", "encoder_cache_size")
+    more = [f"engine.multimodal_config.{key}=45" for key in keys]
+    more.append("cluster={groups: {a: {replicas: 1}, b: {replicas: 1}}}")
+    scenario = load_scenario(write(tmp_path, *["0,10,5,2"] * 40), more)
+    found = run(scenario).summary()["headway"]["diagnosis"]
+    (advice,) = [one["advice"][0] for one in found if one["rule"] == "encoder"]
+    assert advice["key"].startswith("cluster.groups.")
+
+
 def test_a_run_with_images_leaps_as_it_steps(tmp_path: Path) -> None:
     """To the last bit, some images several times, budget and cache being scarce."""
     rows = [f"{k / 3},{20 + k % 50},{1 + 3 * k % 40},{k * k % 7}" for k in range(80)]
