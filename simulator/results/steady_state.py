@@ -269,12 +269,13 @@ def mser5(values: Floats | Ints) -> int | None:
 def overload(found: Mapping[str, object]) -> float | None:
     """Return the share of its requests that a run served while they came, if a queue grows.
 
-    `found` has the keys of TREND. None: no queue grows, or nobody can tell.
+    `found` has the keys of TREND. None: no queue grows, or nobody can tell, as in a run in which
+    no request was over as the last one came: it may be shorter than a request.
     """
     slope, served = found.get("trend_per_s"), found.get("served_by_last_arrival")
     if found.get("stationary") is not False or not isinstance(slope, float) or slope <= 0:
         return None
-    return served if isinstance(served, float) and served < 1.0 - MOST_UNSERVED else None
+    return served if isinstance(served, float) and 0.0 < served < 1.0 - MOST_UNSERVED else None
 
 
 def trend_warning(found: Mapping[str, object]) -> str:

@@ -43,6 +43,16 @@ def test_a_light_load_is_steady(steady):
     assert block["suggested_warmup_s"] is not None
 
 
+def test_a_run_shorter_than_a_request_is_not_overloaded(write):
+    """All 200 that come in 20 s run at once, for 40 s: nobody waits, and none is over."""
+    text = LOADED.replace("request_rate: 20", "request_rate: 10")
+    slow = ["cost={kind: linear, base: 1}", "workload.output_len=40", "workload.num_prompts=200"]
+    block = run(load_scenario(write(text), [*slow, "engine.max_num_seqs=256"])).summary()["headway"]
+    assert (block["stationary"], block["served_by_last_arrival"]) == (False, 0.0)
+    assert "Overloaded" not in trend_warning(block)
+    assert "Overloaded" in trend_warning(block | {"served_by_last_arrival": 0.2})
+
+
 def test_few_requests_tell_nothing(write):
     """Under a hundred requests the test abstains."""
     block = run(load_scenario(write(SMALL))).summary()["headway"]
