@@ -238,15 +238,15 @@ class Advisor(MemoryAdvisor):
         """Say how many replicas share the requests so that tokens come within `bound` (ms).
 
         Each decodes the largest batch within it. By Little's law a rate brings as many requests
-        as it asks for tokens in that time, but no more than there are; without a rate, or behind
-        `max_concurrency`, no more than were in this run.
+        as it asks for tokens in that time, at times the root of that more (Poisson), but no more
+        than there are; without a rate, or behind `max_concurrency`, no more than were in this run.
         """
         load, time = self.run.record.workload, self._token_time
         batch = max(bisect(range(1, self.engine.max_num_seqs + 1), bound / 1e3, key=time), 1)
         tokens = (self._rate or load.request_rate) * self.run.table.generated[self.run.done].mean()
-        most = len(load) if self._rate else now * self.most_present
-        count = min(tokens * time(batch), most) / batch
-        return min(self.servers.in_pods(max(count, now + 1)), MOST_REPLICAS)
+        most, mean = len(load) if self._rate else now * self.most_present, tokens * time(batch)
+        count = self.servers.in_pods(max(min(mean + mean**0.5, most) / batch, now + 1))
+        return min(count, MOST_REPLICAS)
 
     # ---------------------------------------------------------------- rules of the scheduler
 

