@@ -24,6 +24,7 @@ from random import Random
 import simpy
 
 from simulator.core.alarm import Alarm
+from simulator.core.log import REJECTED
 from simulator.core.request import Request
 from simulator.costs.cost_model import JointStep
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, SchedulerStats
@@ -213,6 +214,13 @@ class DataParallelServer:
 
     def submit(self, request: Request) -> None:
         """Send a request to the rank that the balancer chooses."""
+        first = self.cores[0]
+        if first.door is not None:
+            self.catch_up()
+        if first.keeps_out(request):  # before a rank is chosen
+            first.log.record(request, REJECTED, 0, -1.0)
+            self._tell(request)
+            return
         if not self._publishes:
             self._publishes = True
             self._alarm.set(self.env.now + INTERVAL)
@@ -237,6 +245,9 @@ class DataParallelServer:
 
     def _end(self, request: Request) -> None:
         self._balancer.left(request.id)
+        self._tell(request)
+
+    def _tell(self, request: Request) -> None:
         if self.on_finish is not None:
             self.on_finish(request)
 

@@ -121,17 +121,26 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
         scheduler = self.scheduler
-        door, refused = self.door, False
-        if door is not None:
-            self.loop.catch_up()
-            # A live server asks the door itself, once for all answers to a request.
-            refused = request not in door.present and bool(door.refuses(self.env.now))
-            door.enter(request)
-        if refused or not scheduler.fits(request):
+        if self.keeps_out(request) or not scheduler.fits(request):
             self.record(request, REJECTED)
             return
         self.log.joined.append(self.env.now)
         self.loop.arrived(self, changes=scheduler.add(request))
+
+    def keeps_out(self, request: Request) -> bool:
+        """Say whether a limit at the door keeps a request out; one that is in stays in.
+
+        A live server asks the door itself, once for all answers to a request, and a data-parallel
+        one before it chooses a rank.
+        """
+        door = self.door
+        if door is None or request in door.present:
+            return False
+        self.loop.catch_up()
+        if door.refuses(self.env.now):
+            return True
+        door.enter(request)
+        return False
 
     def schedule(self, now: float) -> ScheduledStep | None:
         """Schedule the next step; None: there is nothing to do."""

@@ -237,6 +237,10 @@ def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
             since = write_release(QUEUE_LIMITS_SINCE)
             what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
             yield f"engine.{key}", "engine.version", what
+    fronts = engine.api_server_count or engine.data_parallel_size
+    if engine.max_num_queued_tokens is not None and fronts > 1:
+        what = f"each of {fronts} API servers counts its own: needs api_server_count: 1"
+        yield "engine.max_num_queued_tokens", "engine.api_server_count", what
     if tokens is None:
         return
     key, seqs = "engine.max_num_scheduled_tokens", seqs or engine.max_num_seqs
@@ -358,12 +362,15 @@ def _check_cluster(
     `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
     have where there are no groups.
     """
+    # A data-parallel server by itself has a cluster of one that says no more.
+    asked = any(map(cluster.is_given, cluster.model_fields.keys() - {"replicas"}))
+    alone = cluster.most_replicas == 1 and not asked
     for name in cluster.replica_groups:
         engine = scenario.of_group(name).engine
         for key in QUEUE_LIMITS:
-            if getattr(engine, key) is not None:
+            if getattr(engine, key) is not None and not alone:
                 block = f"cluster.groups.{name}.engine" if name in cluster.groups else "engine"
-                what = "is not simulated with several replicas or ranks: see cluster.admission"
+                what = "is not simulated with a cluster: see cluster.admission"
                 yield f"{block}.{key}", "cluster", what
     roles = [*check_roles(cluster, "kv"), *check_encoders(scenario, cluster)][:1]
     yield from roles

@@ -161,6 +161,7 @@ def _make_schedulers(
     """Make the scheduler of each rank of a replica; what all replicas share is in `stores`."""
     made = [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
     for scheduler in made:
+        scheduler.door = made[0].door  # one server's, before all ranks
         if (tier := scheduler.blocks.tier) is not None:
             tier.secondary = [
                 stores.setdefault(one.name, one) if one.shared else one for one in tier.secondary

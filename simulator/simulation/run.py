@@ -197,18 +197,18 @@ def _all_rejected(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
     count, load = sum(map(len, rejected)), result.workload
     if not count or count < len(load):
         return
-    why = "no replica has room for them"
-    if len(cores) == 1:
-        [core], why = cores, cores[0].limits
-        if core.door is None or not any(core.door.refusals.values()):
-            longest, room = core.scheduler.max_model_len, core.scheduler.room
-            long = int((load.prompt_tokens[rejected[0]["id"]] >= longest).sum())
-            over, said = over_limits(load, result.scenario.engine)
-            left = max(count - long - over, 0)
-            reasons = {
-                f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more": long,
-                said: over,
-                f"{left:,} too large for {room}": left,
-            }
-            why = ", ".join(reason for reason, requests in reasons.items() if requests)
+    core, why = cores[0], "no replica has room for them"
+    if core.door is not None and any(core.door.refusals.values()):
+        why = core.limits
+    elif len(cores) == 1:
+        longest, room = core.scheduler.max_model_len, core.scheduler.room
+        long = int((load.prompt_tokens[rejected[0]["id"]] >= longest).sum())
+        over, said = over_limits(load, result.scenario.engine)
+        left = max(count - long - over, 0)
+        reasons = {
+            f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more": long,
+            said: over,
+            f"{left:,} too large for {room}": left,
+        }
+        why = ", ".join(reason for reason, requests in reasons.items() if requests)
     yield f"all {count:,} requests were rejected: {why}"

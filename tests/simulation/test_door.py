@@ -44,18 +44,22 @@ def by_the_rule(result, requests, tokens):
 @pytest.mark.parametrize(("requests", "tokens"), [(12, None), (None, 900), (30, 700)])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("stepwise", [False, True])
-def test_a_run_rejects_whom_the_rule_rejects(requests, tokens, policy, stepwise):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_rejects_whom_the_rule_rejects(requests, tokens, policy, stepwise, ranks):
+    """One server counts over all its data-parallel ranks."""
     limits = {"max_num_queued_reqs": requests, "max_num_queued_tokens": tokens}
-    scenario = load(engine=limits | {"scheduling_policy": policy, "max_num_seqs": 16})
+    limits |= {"scheduling_policy": policy, "max_num_seqs": 16 // ranks}
+    scenario = load(engine=limits | {"data_parallel_size": ranks, "api_server_count": 1})
     result = run(scenario, stepwise=stepwise)
     out = rejected(result.request_table())
     assert 0 < len(out) < LOAD["num_prompts"]
     assert out == by_the_rule(result, requests, tokens)
 
 
-def test_no_request_at_all_is_let_in_by_a_limit_of_none():
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_request_at_all_is_let_in_by_a_limit_of_none(ranks):
     with pytest.warns(match="all 80 requests were rejected: engine.max_num_queued_reqs"):
-        result = run(load(engine={"max_num_queued_reqs": 0}))
+        result = run(load(engine={"max_num_queued_reqs": 0, "data_parallel_size": ranks}))
     assert len(rejected(result.request_table())) == LOAD["num_prompts"]
 
 
@@ -77,15 +81,17 @@ def test_the_number_of_requests_is_looked_at_first():
 @pytest.mark.parametrize(
     ("blocks", "what"),
     [
-        (
-            {"cluster": {"replicas": 2}},
-            "is not simulated with several replicas or ranks",
-        ),
+        ({"cluster": {"replicas": 2}}, "is not simulated with a cluster: see cluster.admission"),
+        ({"cluster": {"router": "random"}}, "is not simulated with a cluster"),
         ({"engine": {"version": "0.28"}}, "which came with 0.29.0"),
         ({"engine": {"name": "sglang"}}, "is a limit of vLLM's server alone"),
         (
-            {"engine": {"data_parallel_size": 2}, "gpu": {"name": "H100", "count": 2}},
-            "is not simulated with several replicas or ranks",
+            {"engine": {"data_parallel_size": 2, "max_num_queued_tokens": 9}},
+            "each of 2 API servers counts its own: needs api_server_count: 1",
+        ),
+        (
+            {"engine": {"api_server_count": 3, "max_num_queued_tokens": 9}},
+            "each of 3 API servers counts its own",
         ),
     ],
 )

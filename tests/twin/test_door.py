@@ -39,12 +39,16 @@ async def ask(client: ClientSession, limit: str, **more: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "served"),
-    [("max_num_queued_reqs", 2, 2), ("max_num_queued_tokens", 2001, 2)],
+    ("limit", "most", "served", "ranks"),
+    [
+        ("max_num_queued_reqs", 2, 2, 1),
+        ("max_num_queued_reqs", 2, 2, 2),
+        ("max_num_queued_tokens", 2001, 2, 1),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_comes_beyond_a_limit_gets_503_and_is_counted(
-    limit: str, most: int, served: int, stream: bool, tmp_path: Path
+    limit: str, most: int, served: int, ranks: int, stream: bool, tmp_path: Path
 ) -> None:
     """Those of a burst, too, whose bodies are read before any of them is in the engine."""
 
@@ -60,7 +64,8 @@ def test_who_comes_beyond_a_limit_gets_503_and_is_counted(
         assert (report["num_prompts"], report["headway"]["rejected"]) == (13, 12 - served)
         server.write(tmp_path)
 
-    served_by(play, f"engine.{limit}={most}", speed=1, admin=stream)
+    keys = f"engine.{limit}={most}", f"engine.data_parallel_size={ranks}"
+    served_by(play, *keys, speed=1, admin=stream)
     with (tmp_path / "requests.csv").open() as file:
         reasons = Counter(row["finish_reason"] for row in csv.DictReader(file))
     assert reasons == {"length": served + 1, "rejected": 12 - served}
