@@ -15,11 +15,12 @@ from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
+from simulator.scenario.choose_scheduler import REQUIRED, differing_keys
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import enough_memory, longest_of, memory_budget, remedies
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
-from simulator.schedulers.vllm.rules import rules_of
+from simulator.schedulers.vllm.rules import STATES_SINCE, rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
 OTHER_LIMITS = ("tensorrt-llm", "sglang")  # the server refuses longer prompts; takes them whole
@@ -213,6 +214,12 @@ def _warnings(spec: EngineSpec) -> Iterator[str]:
             f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
             f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
         )
+    if engine.name == VLLM and model.linear and not engine.enable_prefix_caching:
+        manager = {"disable_hybrid_kv_cache_manager": engine.disable_hybrid_kv_cache_manager}
+        beside = differing_keys(engine, REQUIRED["states"] | manager)
+        for key, _ in beside if spec.release >= STATES_SINCE else ():
+            what = "has a prefix cache of its states in vLLM by default: none is simulated beside"
+            yield f"{model.name} {what} engine.{key}"
     if engine.enforce_eager:
         yield (
             "engine.enforce_eager counts for memory alone: steps take as long as with CUDA graphs"

@@ -89,6 +89,32 @@ def test_none_is_where_vllm_begins_to_choose() -> None:
     assert check(engine=without, **known).engine.mamba_cache_mode == "none"
 
 
+DRAFTS = {"method": "mtp", "num_speculative_tokens": 2, "acceptance": "typical"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [
+        ({"speculative_config": DRAFTS}, "speculative_config"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"scheduling_policy": "fcfs", "preemption_mode": "swap"}, "preemption_mode"),
+        ({"version": "0.28.0", "pipeline_parallel_size": 2}, ""),
+        ({"enable_prefix_caching": False}, ""),
+        ({"enable_prefix_caching": False, "disable_hybrid_kv_cache_manager": False}, ""),
+    ],
+)
+def test_a_default_of_vllm_that_is_not_simulated_is_told(engine: dict[str, Any], key: str) -> None:
+    """It was off without a word, beside drafts, say, as most commands of Qwen3-Next have them."""
+    scenario = check(
+        engine={"tensor_parallel_size": 4} | engine,
+        model="qwen3-next-80b-a3b",
+        gpu={"name": "H200"},
+    )
+    lines = [line for line in settle(scenario).notes if "a prefix cache of its states" in line]
+    assert len(lines) == bool(key)
+    assert all(f"none is simulated beside engine.{key}" in line for line in lines)
+
+
 def test_a_branch_of_a_prompt_has_a_state_from_the_second_request_on() -> None:
     """The first has states at its end alone, the second sees that it branches, the third finds."""
     scenario = check(
