@@ -76,7 +76,8 @@ def find_command(given: str) -> Command:
     if found:
         raise HeadwayError(f"--command: has {len(found)} commands of servers: give one of them")
     if manifest:
-        raise HeadwayError(f"--command: no container of the manifest has a command of {KNOWN}")
+        what = f"no container of the manifest has a command of {KNOWN}: give the command itself"
+        raise HeadwayError(f"--command: {what}, as 'vllm serve Qwen/Qwen3-8B -tp 2'")
     head = " ".join(text.replace(" -m ", " -m=").split()[:2]).replace("-m=", "-m ")
     raise HeadwayError(f"--command: {head}: is no command that starts a server: {KNOWN}")
 
