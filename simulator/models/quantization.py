@@ -73,7 +73,7 @@ class Quantization(NamedTuple):
     def of(self, name: str) -> Format | None:
         """Find the format of the module of a checkpoint's name; None: 16 bits."""
         for names, found, whole in self.rules:
-            if _matches(names, name, whole) or (not names and name != "lm_head"):
+            if _matches(names, name, whole) if names else name != "lm_head":
                 return found
         return None
 
@@ -112,8 +112,6 @@ def _matches(names: tuple[str, ...], name: str, whole: bool) -> bool:
 
     Where names are `whole`, a module of experts is meant with all of them alone.
     """
-    if not names:
-        return False
     plain, pattern = _patterns(names)
     for one in _spellings(name):
         parts, some = one.split("."), {one, one.partition(".experts.")[0] + ".experts"}
@@ -242,7 +240,7 @@ def _algorithm(config: Mapping[str, Any]) -> Format | None:
     name, group = str(config.get("quant_algo") or "").upper(), config.get("group_size")
     if not name and config.get("kv_cache_quant_algo"):
         return None
-    word = TABLE["modelopt"].get("NVFP4" if "FP4" in name else name)
+    word = TABLE["modelopt"].get(re.sub(".*((NV|MX)FP4).*", r"\1", name))
     if word is None:
         raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
     found = FORMATS[word]
@@ -290,8 +288,13 @@ def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Iterable[Rule]:
-    """Read 8 bits, or 4 with a scale of 32 bits for 64, which vLLM keeps unpacked."""
-    eight = config.get("load_in_8bit") and not config.get("load_in_4bit")
+    """Read 8 bits, or 4 with a scale of 32 bits for 64, which vLLM keeps unpacked.
+
+    As BitsAndBytesConfig (vLLM 0.11): where no key is there, 4 bits; 8 before 4.
+    """
+    eight = config.get("load_in_8bit")
+    if not eight and config.get("load_in_4bit") is False:
+        raise ValueError("quantization_config: one of load_in_4bit and load_in_8bit must be true")
     return in_one_format("int8" if eight else "bitsandbytes").rules
 
 

@@ -44,7 +44,12 @@ def read(**config: object) -> Quantization:
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 256 * 512 / 2 + 256 * 8 * 2.5),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 256 * 512 + 256 * 3),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 256 * 512 / 2 + 256 * 8 * 4),
+        ({"quant_method": "bitsandbytes"}, 256 * 512 / 2 + 256 * 8 * 4),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 256 * 512 + 256 * 4),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 512 / 2 + 256 * 32),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, 256 * 512 / 2 + 256 * 32),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP4"}, 256 * 512 / 2 + 256 * 16),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, 256 * 512 / 2 + 256 * 16),
     ],
 )
 def test_bytes_of_a_matrix_of_256_rows_and_512_columns(config: dict, size: float) -> None:
@@ -202,6 +207,10 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
         (COMPRESSED | {"input_activations": {"dynamic": "far"}}, "dynamic: must be a mapping"),
         ({"quant_method": "quark", "global_quant_config": {}}, "weights of Quark's 'null'"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}}, "must be a mapping of"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False},
+            "one of load_in_4bit and load_in_8bit must be true",
+        ),
         ({"quant_method": "modelopt", "quantized_layers": {}}, "quant_algo '' is not known"),
         (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
         (COMPRESSED | {"format": "marlin-24"}, "2 of 4 are 0"),
