@@ -272,7 +272,8 @@ def _sized(
     if enough is None:
         many = "" if chosen.launch else f"--tensor-parallel-size {size}: "
         if size is None:
-            many = f"--gpu {chosen.gpu}: eight have no room for {chosen.model}: "
+            alike = why.count(why[0]) > 1  # more GPUs change nothing
+            many = "" if alike else f"--gpu {chosen.gpu}: eight have no room for {chosen.model}: "
         raise HeadwayError(f"{many}{why[0]}")
     one, cost, notes = enough
     _warn(notes)

@@ -13,6 +13,7 @@ from simulator import run
 from simulator.models.load import MODELS
 from simulator.scenario.load import load_scenario
 from tests.support.commands import names
+from tests.support.model_configs import write_config
 
 
 def test_yes_writes_a_scenario_that_runs(folder, capsys):
@@ -121,6 +122,16 @@ def test_bad_input_is_one_line_and_nothing_is_written(folder, capsys, options, m
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"headway: error: {message}")
     assert names(folder) == ["small.yaml"]
+
+
+def test_what_is_wrong_with_a_model_is_not_said_of_its_gpus(folder, capsys):
+    """It was "eight have no room", also where no number of GPUs makes room."""
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    path = write_config(folder, quantization_config=mixed)
+    assert main(["init", "new.yaml", "--yes", "--model", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no room" not in line
+    assert "quantized_layers is empty" in line
 
 
 def test_texts_without_lengths_are_estimated_as_told(folder, capsys):
