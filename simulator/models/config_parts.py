@@ -119,6 +119,7 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, None
     given = {name: scaling[name] for name in RopeScaling._fields[1:] if scaling.get(name)}
     original = "original_max_position_embeddings"  # Phi's files have it beside the block
-    given |= {original: raw[original]} if raw.get(original) else {}
+    own = raw.get(original) or given.get(original)
+    given[original] = own or raw["max_position_embeddings"]  # standardize_rope_params
     counted = "gemma3" in raw.get("model_type", "")
     return theta, RopeScaling(kind, **given, is_counted=counted)

@@ -115,7 +115,8 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     total += more_layers * bytes_of[most]
     counts[most] += ceil(more_layers)
     windowed = sizes.has_windows(model) and WINDOW in counts
-    kept = (model.sliding_window + model.chunked, int(not model.chunked)) if windowed else (0, 0)
+    window = (model.sliding_window + model.chunked, int(not model.chunked))
+    kept = {WINDOW: window} if windowed else {}
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.
@@ -128,15 +129,11 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
         others = Tables(ceil(model.state_layers / held), 0, 0, states)
         return KvLayout(long * bytes_of[most] * held, (own, others), even=False)
     if not windowed or len(counts) == 1:
-        return KvLayout(block_size * total, (Tables(1, block_size, *kept),))
+        return KvLayout(block_size * total, (Tables(1, block_size, *kept.get(most, ())),))
     page = block_size * max(bytes_of.values())
     held = group_size(list(counts.values()))
     tables = tuple(
-        Tables(
-            ceil(counts[kind] / held),
-            int(page / bytes_of[kind]),
-            *(kept if kind == WINDOW else ()),
-        )
+        Tables(ceil(counts[kind] / held), int(page / bytes_of[kind]), *kept.get(kind, ()))
         for kind in counts
     )
     even = all(one.block_size == block_size for one in tables)

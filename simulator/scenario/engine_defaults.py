@@ -25,7 +25,6 @@ from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
-    NEWEST_RELEASE,
     RULES_SINCE,
     STATES_SINCE,
     Release,
@@ -160,11 +159,11 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     given = {k: v for k, v in engine.items() if v is not None or k not in NULLABLE}
     engine = {"name": VLLM} | given
     name, version = engine["name"], engine.get("version")
-    told = read_release(str(version)) if isinstance(version, str | float) else None
-    release = told or NEWEST_RELEASE
     if not isinstance(name, str) or name not in ENGINES:
         return engine
     known, spec = ENGINES[name], _find_model(model, engine)
+    told = read_release(str(version)) if isinstance(version, str | float) else None
+    release = told or known.release
     drafted = name == "sglang" and engine.get("speculative_config")
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     defaults |= {"max_num_seqs": DRAFTED_SEQS} if drafted else {}

@@ -29,11 +29,14 @@ class Engine(NamedTuple):
     defaults: Defaults
     fraction_of: FractionOf = "all"  # what gpu_memory_utilization is a share of
     whole_prompts: bool = False  # a step holds the longest prompt: max_num_batched_tokens at least
+    release: Release = NEWEST_RELEASE  # of vLLM, where none is asked for
     memory: Mapping[str, Any] = {}  # by which the engine derives what it reserves
 
 
 TABLE = json.loads((Path(__file__).parent / "engines.json").read_text("utf-8"))
 ENGINES = {name: Engine(**one) for name, one in TABLE.items()}
+OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did
+ENGINES["vllm-v0"] = ENGINES["vllm-v0"]._replace(release=OLD_RELEASE)
 SGLANG = ENGINES["sglang"].memory
 """What of its memory SGLang derives from where it runs. `sizes`: GiB below which a GPU has them,
 tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four GPUs and on
@@ -45,7 +48,7 @@ no images without --enable-multimodal; `captured` have an encoder, and CUDA grap
 def release_of(engine: EngineConfig) -> Release:
     """Return the vLLM release whose rules an engine follows, unless told the newest known."""
     told = read_release(engine.version or "") if engine.follows_vllm else None
-    return told or NEWEST_RELEASE
+    return told or ENGINES[engine.name].release
 
 
 def _vllm_by_memory(gpu: Gpu, _: Defaults, __: ModelSpec) -> Defaults:

@@ -14,7 +14,7 @@ from simulator.models.kv_budget import MemoryBudget, estimate, fitting, too_big
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
-from simulator.scenario.engines import ENGINES, release_of
+from simulator.scenario.engines import ENGINES, OLD_RELEASE, release_of
 from simulator.util.errors import ScenarioError
 
 SHARE = "gpu_memory_utilization"
@@ -26,7 +26,6 @@ ROOM = 4096  # tokens: of a request that there must be room for where nobody say
 SHORTEST = 1024  # tokens: no shorter requests are proposed
 
 
-OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did
 V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompts
 V0_CHUNK = 2048
 TRTLLM_TOKENS = 8192

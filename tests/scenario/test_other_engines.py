@@ -20,6 +20,7 @@ from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
 from tests.support.budgets import kv_budget
+from tests.support.model_configs import write_config
 
 
 def check(**blocks: object) -> Scenario:
@@ -200,6 +201,14 @@ def test_prompts_set_the_budget_of_engines_that_do_not_split_them() -> None:
     with pytest.raises(HeadwayError) as told:
         check(engine="vllm-v0", model="nowhere")
     assert len(told.value.messages) == 1
+
+
+@pytest.mark.parametrize(("name", "most"), [("vllm-v0", 256), ("sglang", 64)])
+def test_v0_stretches_yarn_as_vllm_did_before_0_30(tmp_path: Path, name: str, most: int) -> None:
+    """It had the positions of the newest release, a quarter of them."""
+    path = write_config(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    spec = check(engine=name, model=str(path)).specs[""]
+    assert (spec.max_model_len, spec.memory.max_model_len) == (most, most)
 
 
 def test_the_share_of_the_memory_is_of_what_each_engine_means() -> None:
