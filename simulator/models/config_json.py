@@ -7,6 +7,7 @@ Files of models that read images, too, hold the language model in a block of the
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,14 +40,13 @@ TEXT = ("text_config", "llm_config")  # a block with the language model
 TOWERS = ("vision_config", "audio_config")
 FORMATS = ("quantization_config", "compression_config", "quantization")
 """Keys of the weights' formats, of which the first counts: of older compressed-tensors, MLX's."""
-BESIDE = {
-    "hf_quant_config.json": "modelopt",
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-}
+BESIDE: dict[str, str] = TABLE["beside"]
 """Files beside a config.json that may have the formats, and whose they are by themselves."""
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", *FORMATS)
 """Keys that a file with such a block may have beside it."""
+
+POOLING = re.compile(TABLE["pooling"])
+"""Architectures that vLLM's _SUFFIX_TO_DEFAULTS (0.11) does not let write tokens."""
 
 FAMILIES: dict[str, dict[str, Any]] = {}
 for names, keys in TABLE["families"].items():
@@ -54,6 +54,9 @@ for names, keys in TABLE["families"].items():
         FAMILIES[name] = FAMILIES.get(name, {}) | keys
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
 where their files have none (some of these no file has)."""
+
+FOREIGN: dict[str, str] = TABLE["foreign"]
+"""What files of other kinds are, by name or suffix."""
 
 SINCE: dict[str, str] = TABLE["since"]
 """The first release of vLLM that has a family, of those since 0.10."""
@@ -96,7 +99,9 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     names = (one.name for one in (*spec.outer, *spec.modules) if one.quantizes)
     if (own := spec.checkpoint) and own.word and not any(map(own.of, names)):
         unread.append("quantization_config, whose names no module has: all count in 16 bits")
-    return replace(spec, vision=vision, unread=", ".join(unread), config=whole)
+    pools = POOLING.search((whole.get("architectures") or [""])[0]) is not None
+    told = ", ".join(unread)
+    return replace(spec, pools=pools, vision=vision, unread=told, config=whole)
 
 
 def overlaid(model: ModelSpec, keys: Mapping[str, Any] | None, state: str | None) -> ModelSpec:
@@ -203,6 +208,9 @@ def _line(text: str, message: str) -> str:
 
 def _wrong(raw: Mapping[str, Any]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
+    for key, name in TABLE["foreign keys"].items():
+        if key in raw:
+            return [f"{key}: the file {FOREIGN[name]}"]
     kind, dtype = raw["model_type"], _dtype(raw)
     if kind not in FAMILIES:
         why = next((why for names, why in TABLE["refused"].items() if kind in names.split()), "")

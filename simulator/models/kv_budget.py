@@ -271,6 +271,7 @@ def activation_bytes(model: ModelSpec, sizes: EngineSizes, samples: bool = True)
         inner = (model.num_experts_per_tok + model.num_shared_experts) * (inner + hidden)
         inner = max(inner, 3 * model.dense_intermediate_size / gpus)
     layers = int(sizes.max_num_batched_tokens * (sizes.term("hidden") * hidden + inner) * HALF)
+    samples = samples and not model.pools
     return max(layers, samples * sizes.max_num_seqs * model.vocab_size * sizes.term("logit"))
 
 

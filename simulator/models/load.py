@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from simulator.models.config_json import read_config
+from simulator.models.config_json import FOREIGN, read_config
 from simulator.models.quantization import TABLE, read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.util.config import Config
@@ -88,11 +88,6 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
 
 ENCODERS = ("re:visual", "re:vision_tower")
 """Modules that makers of quantized checkpoints leave in 16 bits."""
-FOREIGN = {
-    ".gguf": "is a GGUF file: give its config.json or hub name",
-    "params.json": "is Mistral's own format: give its config.json or hub name",
-    "adapter_config.json": "is an adapter's: give its base model, and enable_lora",
-}
 
 
 def _foreign(path: Path) -> str:

@@ -119,6 +119,7 @@ class ModelSpec:
     family: str = ""  # its model_type
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
+    pools: bool = False  # a reward or embedding model's: it has no lm_head and samples no token
     no_float16: bool = False  # its numbers overflow there
     checkpoint: Quantization | None = None  # formats of the published weights; None: `dtype`
     unread: str = ""  # what of the config.json is not counted
@@ -155,11 +156,10 @@ class ModelSpec:
         original = scaling.original_max_position_embeddings
         if not asked and scaling.rope_type in LONGROPE and release >= LONGROPE_SINCE:
             return int(original)
-        if scaling.rope_type in COUNTED:
+        is_yarn = scaling.rope_type == "yarn"
+        if scaling.rope_type in COUNTED or (is_yarn and release >= YARN_COUNTED_SINCE):
             return most
-        if scaling.rope_type != "yarn":
-            return int(most * scaling.factor)
-        return most if release >= YARN_COUNTED_SINCE else int(original * scaling.factor)
+        return int((original if is_yarn else most) * scaling.factor)
 
     @property
     def quantization(self) -> str:
@@ -223,7 +223,8 @@ class ModelSpec:
     def outer(self) -> tuple[Module, ...]:
         """Tables of tokens and positions, the last norm, and lm_head where it is no table."""
         positions = (self.max_position_embeddings + 2) * self.learned_positions
-        more = {"untied": not self.tie_word_embeddings, "positions": positions}
+        untied = not (self.tie_word_embeddings or self.pools)
+        more = {"untied": untied, "positions": positions}
         return tuple(modules_of(["outer"], vars(self) | more))
 
     @cached_property

@@ -1,10 +1,13 @@
 """What is read of a config.json: windows, rotary embeddings, families; and bad files."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from simulator.models.config_json import read_config, read_rope
+from simulator.models.engine_sizes import EngineSizes
+from simulator.models.kv_budget import activation_bytes
 from simulator.models.load import load_model
 from simulator.models.spec import RopeScaling
 from simulator.util.errors import HeadwayError
@@ -151,7 +154,7 @@ def test_what_a_config_leaves_out_is_plain_rotation() -> None:
 
 def test_newer_files_hold_all_in_one_mapping() -> None:
     new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
-    assert read_rope(new) == (5e5, RopeScaling("linear", 2.0))
+    assert read_rope({"max_position_embeddings": 8192, **new}) == (5e5, RopeScaling("linear", 2.0))
     assert read_rope({"rope_parameters": {"rope_theta": 7, "rope_type": "default"}}) == (7, None)
 
 
@@ -200,6 +203,42 @@ def test_layers_without_end_are_refused(tmp_path: Path) -> None:
         load_model(path)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"peft_type": "LORA", "r": 16}, "peft_type: the file is an adapter's: give its base"),
+        ({"dim": 4096, "n_layers": 32, "n_kv_heads": 8}, "n_kv_heads: the file is Mistral's own"),
+    ],
+)
+def test_a_file_of_another_kind_under_this_name_is_one_line(tmp_path, keys, message):
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(HeadwayError) as raised:
+        load_model(tmp_path)
+    assert len(raised.value.messages) == 1
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head"),
+    [
+        ("LlamaForCausalLM", 1),
+        ("LlamaForSequenceClassification", 0),
+        ("Qwen2ForRewardModel", 0),
+        ("InternLM2ForRewardModeling", 0),
+        ("MistralModel", 0),
+        ("InternVLChatModel", 1),
+        ("QWenLMHeadModel", 1),
+    ],
+)
+def test_a_model_that_pools_has_no_lm_head_and_no_sampler(tmp_path, architecture, head):
+    """As _create_pooling_model_cls of vLLM, which deletes it."""
+    model = load_model(write_config(tmp_path, model_type="llama", architectures=[architecture]))
+    assert [one.name for one in model.outer].count("lm_head") == head
+    sizes = EngineSizes(max_num_batched_tokens=1, max_num_seqs=999)
+    layers = activation_bytes(model, sizes, samples=False)
+    assert activation_bytes(model, sizes) == max(layers, head * 999 * 14 * model.vocab_size)
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -208,6 +247,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     [
         ({"rope_scaling": YARN}, "qwen3", 128, 64),
         ({"rope_parameters": YARN}, "qwen3", 128, 64),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "qwen3", 256, 64),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "llama", 256, 256),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "llama", 256, 256),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama", 64, 64),
