@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from headway.report.text import align, served_of
 from simulator.diagnosis.finding import follow, words
 from simulator.diagnosis.rules import NOTHING
 from simulator.results.metrics import summarize_record
-from simulator.results.service_levels import FINISH, Judged, Slo, given_levels, parse_slo
+from simulator.results.service_levels import FINISH, Judged, Slo, asks, given_levels, parse_slo
 from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario
@@ -121,7 +121,7 @@ class Diagnosis:
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
     held: Held | None = None  # where it was asked for
     verdicts: Sequence[str] = ()  # on the service levels of the run as it is
-    wanted: float = 0.0  # requests that decide the strictest of them
+    wanted: int = 0  # requests of all classes that decide the strictest of them
 
     @property
     def values(self) -> MetricValues:
@@ -182,7 +182,8 @@ def diagnose(
     scenario = as_scenario(scenario)
     warned: set[str] = set()
     with warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as caught:
-        summary = run(scenario).whole().summary()
+        result = run(scenario).whole()
+        summary = result.summary()
     warn_once((str(one.message) for one in caught), warned)
     findings = summary["headway"]["diagnosis"] or []
     advised: list[tuple[str, str, Mapping[str, Any]]] = []
@@ -194,27 +195,26 @@ def diagnose(
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
     verdicts = [f"{one.slo.text} {one}{served_of(summary, one.slo)}" for one in judged]
     slos = [one.slo for one in judged]
-    wanted = BEYOND / min((one.limit for one in slos if one.is_share and one.limit), default=inf)
-    kept = [one for one in slos if _keeps(one, values, slos)]
-    try_all = partial(_try_all, scenario, values, slos=slos, kept=kept, warned=warned, jobs=jobs)
+    shares = [(one.limit, one.part) for one in slos if one.is_share and one.limit]
+    many = (BEYOND / limit / asks(result.workload, part).mean() for limit, part in shares)
+    wanted = ceil(max(many, default=0))
+    try_all = partial(_try_all, scenario, values, slos=slos, warned=warned, jobs=jobs)
     trials = try_all(advised, progress=progress)
     gpus, price = resources(scenario, [values])
     as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=_missed(values, slos))
-    if not trials:
-        return Diagnosis(findings, as_it_is, (), verdicts=verdicts, wanted=wanted)
-    ranked_by = [*dict.fromkeys([*([GOODPUT] if GOODPUT in values else []), trials[0].metric])]
+    metrics = [GOODPUT] if GOODPUT in values else []
+    ranked_by = [*dict.fromkeys(metrics + [one.metric for one in trials[:1]])]
 
     def rank(trial: Trial) -> tuple[bool | float, ...]:
         return _rank(trial, ranked_by, by_price=bool(slos))
 
     trials.sort(key=rank)
     good = [trial for trial in trials if rank(trial) < rank(as_it_is)]
-    pairs = [*_pairs(good)]
+    some = good
     if slos and good and not good[0].missed:  # two may cost less than one that is enough
-        pairs = [*_pairs([one for one in good[1:] if _price(one) < _price(good[0])])]
-    both = try_all(pairs, progress=None)
-    better_ones = [one for one in both if rank(one) < rank(good[0])]
-    trials[:0] = sorted(better_ones, key=rank)
+        some = [one for one in good[1:] if _price(one) < _price(good[0])]
+    both = try_all([*_pairs(some)], progress=None)
+    trials[:0] = sorted((one for one in both if rank(one) < rank(good[0])), key=rank)
     return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts, wanted=wanted)
 
 
@@ -255,15 +255,13 @@ def _try_all(
     advised: Sequence[tuple[str, str, Mapping[str, Any]]],
     *,
     slos: Sequence[Slo],
-    kept: Sequence[Slo],
     warned: set[str],
     jobs: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> list[Trial]:
     """Follow each advice, given with its rule and metric.
 
-    `values` are of the run as it is, `kept` those of the service levels `slos` that it keeps, and
-    `warned` what has been warned of.
+    `values` are of the run as it is, `slos` its service levels, `warned` what has been warned of.
     """
     followed = []
     for one in advised:
@@ -279,7 +277,7 @@ def _try_all(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
                 gpus=gpus,
                 price=price,
-                trade=traded(metric, values, outcome.values, slos, kept),
+                trade=traded(metric, values, outcome.values, slos),
                 missed=_missed(outcome.values, slos),
             )
         )
@@ -303,15 +301,15 @@ def traded(
     before: MetricValues,
     after: MetricValues,
     slos: Sequence[Slo] = (),
-    kept: Sequence[Slo] = (),
 ) -> list[str]:
     """Name what gets worse and makes an advice for `metric` a bad trade.
 
-    That is goodput that falls, where it has bounds; a service level of `slos` that was `kept` and
+    That is goodput that falls, where it has bounds; a service level of `slos` that was kept and
     is broken; what loses a greater share than is won, unless requests are to be saved: of levels
     that were broken, of all that is SHOWN where there are none.
     """
     won = gain(metric, value_of(before, metric), value_of(after, metric))
+    kept = [one for one in slos if _keeps(one, before, slos)]
     keys = [one.metric for one in slos if one not in kept] if slos else SHOWN
     limits = dict.fromkeys(() if metric == "completed" else keys, won)
     if GOODPUT in before:
@@ -347,14 +345,27 @@ def _price(trial: Trial) -> float:
 
 
 def _pairs(good: Sequence[Trial]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the best advice with each of the next that turn other keys, as one."""
-    first, found = good[:1], 0
-    for one, other in product(first, good[1:]):
-        more = {other.advice["key"]: other.advice["to"], **other.advice.get("also", {})}
-        own = one.advice.get("also", {})
-        if found < PAIRS and not {one.advice["key"], *own} & {*more}:
-            found += 1
-            yield one.rule, one.metric, {**one.advice, "also": {**own, **more}}
+    """Yield the best advice with each of the next that turn other keys, as one.
+
+    It may take fewer replicas beside the other advice than alone: half are tried, and half of them.
+    """
+    others = [one for one in good[1:] if not _keys(one.advice) & _keys(good[0].advice)]
+    for other in others[:PAIRS]:
+        for own, more in product(_fewer(good[0].advice), _fewer(other.advice)):
+            also = {more["key"]: more["to"], **more.get("also", {})}
+            yield good[0].rule, good[0].metric, {**own, "also": {**own.get("also", {}), **also}}
+
+
+def _fewer(advice: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield an advice; where it adds replicas, also half as many, as long as that is more."""
+    yield advice
+    if advice["key"].endswith(".replicas") and advice["to"] // 2 > advice["from"]:
+        yield from _fewer({**advice, "to": advice["to"] // 2})
+
+
+def _keys(advice: Mapping[str, Any]) -> set[str]:
+    """Return the keys that an advice turns."""
+    return {advice["key"], *advice.get("also", {})} if advice else set()
 
 
 def _measure(scenario: Scenario) -> MetricValues:
@@ -411,7 +422,7 @@ def table(found: Diagnosis) -> str:
     if lost and any(" kept" in bound for bound in found.verdicts):
         notes.append(UNKEPT)
     if (requests := found.values["num_prompts"]) < found.wanted:
-        many = f"set workload.num_prompts to {found.wanted:,.0f}"
+        many = f"set workload.num_prompts to {found.wanted:,}"
         notes.append(f"{requests:,} requests may keep a level by chance: {many}.")
     if any(_narrows(trial.advice) for trial in runs):
         notes.append(NARROWER)
@@ -422,14 +433,11 @@ def table(found: Diagnosis) -> str:
 
 def _finding(found: Diagnosis, finding: Mapping[str, Any]) -> list[str]:
     """Say what happens, and which of the advice that was tried for it is best."""
-    tried = [
-        one
-        for one in found.trials
-        if one.advice in finding["advice"] or one.rule == finding["rule"]
-    ]
+    advice, rule = finding["advice"], finding["rule"]
+    tried = [one for one in found.trials if one.advice in advice or one.rule == rule]
     good = [one for one in tried if not one.trade and not one.error]
     knob = "none that helps" if tried else "none beside the knobs of other findings"
-    if found.verdicts and not found.as_it_is.missed and finding["rule"] != "low_load":
+    if found.verdicts and not found.as_it_is.missed and rule != "low_load":
         knob = "none is needed while all service levels are kept"
     elif good:
         among = f"the best of {len(tried)} tried" if len(tried) > 1 else "tried"
@@ -451,8 +459,7 @@ def _costs(found: Diagnosis, trial: Trial, columns: Sequence[str]) -> Iterator[s
 
 def _narrows(advice: Mapping[str, Any]) -> bool:
     """Say whether an advice takes bits from weights or KV cache."""
-    keys = {advice.get("key", ""), *advice.get("also", {})}
-    return any(key.endswith((".quantization", ".kv_cache_dtype")) for key in keys)
+    return any(key.endswith((".quantization", ".kv_cache_dtype")) for key in _keys(advice))
 
 
 def _label(metric: str) -> str:

@@ -188,7 +188,7 @@ def test_what_a_trade_loses(after, lost) -> None:
     kept = [parse_slo("p99_ttft_ms<=140"), parse_slo("p99_itl_ms<=500")]
     broken = ["p99_ttft_ms"] if after["p99_ttft_ms"] > 140 else []
     goodput = {*lost} & {"request_goodput"}  # where levels say what counts, nothing else does
-    assert {*traded("p99_itl_ms", before, after, kept, kept)} == {*goodput, *broken}
+    assert {*traded("p99_itl_ms", before, after, kept)} == {*goodput, *broken}
     assert traded("completed", before, after) == [*goodput]
 
 
@@ -197,9 +197,9 @@ def test_a_broken_level_that_gets_much_worse_is_a_bad_trade() -> None:
     slos = [parse_slo("p99_ttft_ms<=1000"), parse_slo("p99_tpot_ms<=50")]
     before = {"p99_ttft_ms": 9000, "p99_tpot_ms": 60, "p99_itl_ms": 60}
     after = {"p99_ttft_ms": 5000, "p99_tpot_ms": 180, "p99_itl_ms": 400}
-    assert traded("p99_ttft_ms", before, after, slos, ()) == ["p99_tpot_ms"]
-    assert not traded("p99_ttft_ms", before, {**after, "p99_tpot_ms": 80}, slos, ())
-    assert not traded("completed", before, after, slos, ())
+    assert traded("p99_ttft_ms", before, after, slos) == ["p99_tpot_ms"]
+    assert not traded("p99_ttft_ms", before, {**after, "p99_tpot_ms": 80}, slos)
+    assert not traded("completed", before, after, slos)
 
 
 def test_each_finding_has_its_best_knob_and_each_advice_its_cost(write) -> None:
