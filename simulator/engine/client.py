@@ -3,7 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, isnan, nan, nextafter
 from typing import TYPE_CHECKING
@@ -79,139 +79,6 @@ class ApiServer:
         self.submit(reader.read(index, arrival))
 
 
-class Client:
-    """Sends a workload's requests through `submit`; `finished` must be told of their ends.
-
-    Under `max_concurrency` a request whose time has come waits here for its turn, as behind the
-    semaphore of `vllm bench serve`. A session's next turn comes `delay` seconds after the end of
-    the one before, also when that one was rejected. A `predictor` gives each request its hint as
-    it is sent, unless the workload has one. `cancel` lets go of a request whose client hangs up
-    (`Workload.cancel_after`); who did is in `hung_up`.
-    """
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        workload: Workload,
-        submit: Callable[[Request], None],
-        predictor: "Predictor | None" = None,
-        cancel: Callable[[Request], object] | None = None,
-    ) -> None:
-        self.env = env
-        self.workload = workload
-        self.submit = submit if predictor is None else partial(self._submit_with_hint, submit)
-        self.cancel = cancel
-        self.hung_up: list[Request] = []  # whose clients hung up, in order
-        self._impatient: dict[int, Request] = {}  # not ended, and whose clients will hang up
-        if workload.cancel_after is not None:
-            if cancel is None:
-                raise MappingError("cancel_after", "nothing here lets a request go before its end")
-            self.submit = partial(self._submit_for_a_while, self.submit)
-        self.sent = array("d", [nan]) * len(workload)  # s, when each request went to the engine
-        self.predictor = predictor
-        # Predicted output tokens of each request; 0: it was never sent.
-        self.hints = None if predictor is None else array("q", [0]) * len(workload)
-        self.done = 0  # requests that have ended
-        self._in_flight = 0
-        self._limit = workload.max_concurrency or len(workload) + 1
-        self._held: deque[int] = deque()
-        self._sending = False
-        self._reader = RequestReader(workload)
-        self._server = ApiServer(env, self.submit)
-        self._next: dict[int, list[int]] = {}
-        if workload.after is not None:
-            for turn in np.flatnonzero(workload.after >= 0).tolist():
-                self._next.setdefault(int(workload.after[turn]), []).append(turn)
-        self._times: Sequence[float] = workload.arrival.data
-        self._index = 0  # of the next to arrive
-        self._alarm = Alarm(env, self._arrive)
-        self._alarm.set(env.now)
-
-    def _arrive(self, alarm: simpy.Event) -> None:
-        """Offer the requests whose time has come, sleep until the next one's."""
-        when = self._take_due()
-        if self._held and not self._sending:
-            self._send_held()
-        if self._index < len(self.sent):
-            self._alarm.set(when)
-
-    def _take_due(self) -> float:
-        """Let those wait whose time has come; return when the next one's comes, if one is left."""
-        times, total, now, when = self._times, len(self.sent), self.env.now, nan
-        while self._index < total and not (when := times[self._index]) > now:
-            if not isnan(when):  # else it is a later turn
-                self._held.append(self._index)
-            self._index += 1
-        return when
-
-    def _offer(self, index: int, _: simpy.Event | None = None) -> None:
-        """Send a request whose time has come, after those that wait already or arrive now."""
-        self._take_due()
-        self._held.append(index)
-        if not self._sending:
-            self._send_held()
-
-    def _send_held(self) -> None:
-        """Send as many as may be sent; one that is rejected at once lets the next go."""
-        self._sending = True
-        held, now = self._held, self.env.now
-        while held and self._in_flight < self._limit:
-            index = held.popleft()
-            self._in_flight += 1
-            self.sent[index] = now
-            self._server.send(self._reader, index, now)
-        self._sending = False
-
-    def _submit_with_hint(self, submit: Callable[[Request], None], request: Request) -> None:
-        """Hand a request to the engine with the length that is predicted for it."""
-        assert self.hints is not None
-        assert self.predictor is not None
-        hint = self.predictor.predict(request) if request.hint is None else request.hint
-        if request.max_tokens is not None:
-            hint = min(hint, request.max_tokens)
-        request.hint = self.hints[request.id] = hint
-        submit(request)
-
-    def _submit_for_a_while(self, submit: Callable[[Request], None], request: Request) -> None:
-        """Hand a request to the engine until its client hangs up, if it does."""
-        assert self.workload.cancel_after is not None
-        when = self.sent[request.id] + float(self.workload.cancel_after[request.id])
-        if not isnan(when):
-            self._impatient[request.id] = request
-            Alarm(self.env, partial(self._hang_up, request)).set(max(when, self.env.now))
-        submit(request)
-
-    def _hang_up(self, request: Request, _: simpy.Event) -> None:
-        if self._impatient.pop(request.id, None) is None:
-            return
-        assert self.cancel is not None
-        self.cancel(request)
-        self.hung_up.append(request)
-        self._let_next_go(request)
-
-    def finished(self, request: Request) -> None:
-        """Take note that a request has ended: one more may be sent."""
-        if self._impatient:
-            self._impatient.pop(request.id, None)
-        if self.predictor is not None:
-            self.predictor.observe(request)
-        self._let_next_go(request)
-
-    def _let_next_go(self, request: Request) -> None:
-        """Send what waited for a request, or for its place."""
-        self.done += 1
-        self._in_flight -= 1
-        for turn in self._next.pop(request.id, ()) if self._next else ():
-            delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
-            if delay > 0:
-                later = self.env.timeout(delay)
-                later.callbacks.append(partial(self._offer, turn))
-            else:
-                self._offer(turn)
-        if self._held and not self._sending:
-            self._send_held()
-
-
 @dataclass(slots=True, eq=False)
 class Chunk:
     """Successive requests of which not all have ended."""
@@ -283,9 +150,11 @@ class ChunkSender:
     No request is kept for longer than it must.
     """
 
+    sent: "SentTimes | array[float]"
+
     def __init__(self, total: int, size: int) -> None:
-        self.sent = SentTimes(total, size)
-        self.done = 0
+        self.sent = self.kept = SentTimes(total, size)
+        self.done = 0  # requests that have ended
         self._number = -1  # of the chunk that is being sent
         self._chunk: Chunk  # which is this
 
@@ -296,11 +165,11 @@ class ChunkSender:
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
         work = self._chunk.work.part(np.empty(0, np.int64))
-        return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0, work.arrival)
+        return Chunk(work, self.kept.total, RequestReader(work), array("d"), 0, work.arrival)
 
     def pop_ended(self) -> Iterator[Chunk]:
         """Hand over the first chunks, as far as all of their requests have ended."""
-        chunks = self.sent.chunks
+        chunks = self.kept.chunks
         while chunks:
             number = next(iter(chunks))
             if chunks[number].left or number > self._number:
@@ -314,15 +183,17 @@ class ChunkSender:
 
     def _open(self) -> Sequence[Chunk]:
         """Return the chunks whose requests may be the earliest."""
-        return [*self.sent.chunks.values()][:1]
+        return [*self.kept.chunks.values()][:1]
 
 
 class StreamClient(ChunkSender):
-    """A `Client` whose workload comes a chunk of `size` requests at a time.
+    """Sends requests through `submit`, a chunk of `size` at a time; `finished` is told their ends.
 
-    `total` is how many requests there will be; where nobody knows, the end of the chunks tells.
-    `turns` are the sessions' later ones, known all, or those of a chunk as the chunk before it is
-    begun.
+    Under `max_concurrency` a request whose time has come waits here for its turn, as behind the
+    semaphore of `vllm bench serve`. A session's next turn comes `delay` seconds after the end of
+    the one before, also when that one was rejected. `total` is how many requests there will be;
+    where nobody knows, the end of the chunks tells. `turns` are the sessions' later ones, known
+    all, or those of a chunk as the chunk before it is begun.
     """
 
     def __init__(
@@ -354,9 +225,9 @@ class StreamClient(ChunkSender):
         """Take in a chunk; say whether there is one."""
         work = next(self._parts, None)
         if work is None:
-            self.sent.total = self._requests
+            self.kept.total = self._requests
             return False
-        first, left = self._fetched * self.sent.size, len(work)
+        first, left = self._fetched * self.kept.size, len(work)
         times, first_turns = work.arrival, None
         if self._turns is not None and work.after is not None:
             first_turns = np.flatnonzero(work.after < 0).tolist()
@@ -364,7 +235,7 @@ class StreamClient(ChunkSender):
             self._turns.load(work, first)
         reader, sent = RequestReader(work, range(first, first + left)), array("d", [nan]) * left
         chunk = Chunk(work, first, reader, sent, left, times, first_turns)
-        self.sent.chunks[self._fetched] = chunk
+        self.kept.chunks[self._fetched] = chunk
         self._fetched, self._requests = self._fetched + 1, self._requests + left
         return True
 
@@ -376,7 +247,7 @@ class StreamClient(ChunkSender):
         if number >= self._fetched:
             return False
         self._number, self._index = number, 0
-        self._chunk = chunk = self.sent.chunks[number]
+        self._chunk = chunk = self.kept.chunks[number]
         self._times: Sequence[float] = chunk.times.data
         self._rows = chunk.first_turns
         return True
@@ -385,13 +256,13 @@ class StreamClient(ChunkSender):
         return self.env.now
 
     def _open(self) -> Sequence[Chunk]:
-        return super()._open() if self._turns is None else [*self.sent.chunks.values()]
+        return super()._open() if self._turns is None else [*self.kept.chunks.values()]
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
         self.done += 1
         self._in_flight -= 1
-        self.sent.chunks[request.id // self.sent.size].left -= 1
+        self.kept.chunks[request.id // self.kept.size].left -= 1
         if self._turns is not None:
             for turn, delay in self._turns.end(request.id):
                 if delay > 0:
@@ -404,10 +275,10 @@ class StreamClient(ChunkSender):
 
     def _offer(self, turn: int, _: simpy.Event | None = None) -> None:
         """Send a turn whose time has come, after those that wait already."""
-        now, (number, row) = self.env.now, divmod(turn, self.sent.size)
+        now, (number, row) = self.env.now, divmod(turn, self.kept.size)
         while number >= self._fetched:
             self._fetch()
-        self.sent.chunks[number].work.arrival[row] = now
+        self.kept.chunks[number].work.arrival[row] = now
         self._held.append((now, turn))
         if not self._sending:
             self._send_due()
@@ -427,16 +298,17 @@ class StreamClient(ChunkSender):
                 break
             when: float = inf if self._index == len(self._times) else self._times[self._index]
             if held and held[0][0] < when:
-                number, row = divmod(held.popleft()[1], self.sent.size)
-                self._send(self.sent.chunks[number], row, now)
+                number, row = divmod(held.popleft()[1], self.kept.size)
+                self._send(self.kept.chunks[number], row, now)
             elif when <= now:
                 row = self._index if self._rows is None else self._rows[self._index]
                 self._index += 1
                 self._send(self._chunk, row, now)
             else:
-                if when < inf and not self._set:
-                    self._set = True
-                    self._alarm.set(when)
+                if not self._set:
+                    self._set = True  # also where none is left to come, who would be looked for
+                    if when < inf:
+                        self._alarm.set(when)
                 break
         self._sending = False
 
@@ -444,3 +316,77 @@ class StreamClient(ChunkSender):
         self._in_flight += 1
         chunk.sent[row] = now
         self._server.send(chunk.reader, row, now)
+
+
+class Client(StreamClient):
+    """Sends a workload that is all there, as one chunk.
+
+    A `predictor` gives each request its hint as it is sent, unless the workload has one. `cancel`
+    lets go of a request whose client hangs up (`Workload.cancel_after`); who did is in `hung_up`.
+    `turns` are those of the workload, if the routers know them.
+    """
+
+    sent: "array[float]"  # s, when each request went to the engine; NaN: not yet
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        workload: Workload,
+        submit: Callable[[Request], None],
+        predictor: "Predictor | None" = None,
+        cancel: Callable[[Request], object] | None = None,
+        *,
+        turns: Turns | None = None,
+    ) -> None:
+        self.workload = work = workload
+        self.predictor, self.cancel = predictor, cancel
+        # Predicted output tokens of each request; 0: it was never sent.
+        self.hints = None if predictor is None else array("q", [0]) * len(workload)
+        self.hung_up: list[Request] = []  # whose clients hung up, in order
+        self._impatient: dict[int, Request] = {}  # not ended, and whose clients will hang up
+        if predictor is not None:
+            submit = partial(self._submit_with_hint, submit)
+        if workload.cancel_after is not None:
+            if cancel is None:
+                raise MappingError("cancel_after", "nothing here lets a request go before its end")
+            submit = partial(self._submit_for_a_while, submit)
+        if workload.after is not None:
+            work = replace(workload, arrival=workload.arrival.copy())  # it gets those of turns
+            turns = turns or Turns(workload)
+        size = len(workload)
+        super().__init__(env, size, max(size, 1), iter([work]), submit, turns=turns)
+        self.sent = self._chunk.sent
+
+    def _submit_with_hint(self, submit: Callable[[Request], None], request: Request) -> None:
+        """Hand a request to the engine with the length that is predicted for it."""
+        assert self.hints is not None
+        assert self.predictor is not None
+        hint = self.predictor.predict(request) if request.hint is None else request.hint
+        if request.max_tokens is not None:
+            hint = min(hint, request.max_tokens)
+        request.hint = self.hints[request.id] = hint
+        submit(request)
+
+    def _submit_for_a_while(self, submit: Callable[[Request], None], request: Request) -> None:
+        """Hand a request to the engine until its client hangs up, if it does."""
+        assert self.workload.cancel_after is not None
+        when = self.sent[request.id] + float(self.workload.cancel_after[request.id])
+        if not isnan(when):
+            self._impatient[request.id] = request
+            Alarm(self.env, partial(self._hang_up, request)).set(max(when, self.env.now))
+        submit(request)
+
+    def _hang_up(self, request: Request, _: simpy.Event) -> None:
+        if self._impatient.pop(request.id, None) is None:
+            return
+        assert self.cancel is not None
+        self.cancel(request)
+        self.hung_up.append(request)
+        super().finished(request)
+
+    def finished(self, request: Request) -> None:
+        if self._impatient:
+            self._impatient.pop(request.id, None)
+        if self.predictor is not None:
+            self.predictor.observe(request)
+        super().finished(request)

@@ -11,7 +11,7 @@ import simpy
 from simpy.core import EmptySchedule
 
 from simulator.core.log import Log
-from simulator.engine.client import Client, StreamClient
+from simulator.engine.client import StreamClient
 from simulator.util.errors import HeadwayError
 
 # A loop that the clock attends to may have MOST_SKIPS turns in one event.
@@ -23,7 +23,7 @@ LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 def drive(
     env: simpy.Environment,
-    client: Client | StreamClient,
+    client: StreamClient,
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None = None,
     logs: Sequence[Log] = (),
@@ -42,7 +42,7 @@ def drive(
 
 def _loop(
     env: simpy.Environment,
-    client: Client | StreamClient,
+    client: StreamClient,
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None,
     *,

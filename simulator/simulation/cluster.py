@@ -30,23 +30,9 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Setup
-from simulator.workload.workload import Workload
 
 REWRITING = {"failures", "client"}
 """Keys of a cluster by which rows of a log may be taken out again."""
-
-
-def sessions_of(workload: Workload) -> list[int] | None:
-    """Name each request's conversation by its first request; -1 where nothing follows."""
-    if workload.after is None:
-        return None
-    first = list(range(len(workload)))
-    goes_on = [False] * len(workload)
-    for turn, before in enumerate(workload.after.tolist()):
-        if before >= 0:
-            first[turn] = first[before]
-            goes_on[turn] = goes_on[first[before]] = True
-    return [root if on else -1 for root, on in zip(first, goes_on, strict=True)]
 
 
 def set_up_cluster(

@@ -11,7 +11,7 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
-from simulator.engine.client import Client
+from simulator.engine.client import Client, Turns
 from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica, make_replica
 from simulator.results.record import replicas_in
@@ -62,18 +62,16 @@ def run(
         workload.check()
     need_parts(service_levels(scenario), scenario, workload)
     specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
-    sessions = None
     if scenario.cluster is not None:
-        from simulator.simulation.cluster import sessions_of
         from simulator.simulation.independent import find_coupling, run_independent
 
         if find_coupling(scenario, workload) is None:
             what = scenario, specs, workload, not stepwise
             with blaming(spec.policy for spec in specs.values()):
                 return warn(run_independent(*what, progress=progress, stop=stop))
-        sessions = sessions_of(workload)
-    shares, make = workload.segments is not None, _client(scenario, workload)
-    setup = set_up(scenario, specs, shares, make, sessions, leap=not stepwise)
+    turns = None if workload.after is None else Turns(workload)
+    shares, make = workload.segments is not None, _client(scenario, workload, turns)
+    setup = set_up(scenario, specs, shares, make, turns, leap=not stepwise)
     return _finish(scenario, workload, setup, progress, stop)
 
 
@@ -133,14 +131,16 @@ def play(
     return _finish(scenario, workload, setup, progress)
 
 
-def _client(scenario: Scenario, workload: Workload) -> MakeClient[Client]:
+def _client(
+    scenario: Scenario, workload: Workload, turns: Turns | None = None
+) -> MakeClient[Client]:
     """Return what makes the client of a workload."""
     predictor = None
     if scenario.predictor is not None:
         from simulator.policies.predictor import make_predictor
 
         predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    return lambda env, submit, cancel: Client(env, workload, submit, predictor, cancel)
+    return lambda env, submit, cancel: Client(env, workload, submit, predictor, cancel, turns=turns)
 
 
 def _finish(

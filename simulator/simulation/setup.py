@@ -8,7 +8,7 @@ import simpy
 
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.engine.client import Client, StreamClient
+from simulator.engine.client import StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.drive import drive
 from simulator.engine.replica import Replica
@@ -19,7 +19,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     from simulator.cluster.fleet import Fleet
 
-AnyClient = TypeVar("AnyClient", Client, StreamClient)
+AnyClient = TypeVar("AnyClient", bound=StreamClient)
 Progress = Callable[[float, int, int], None]
 Submit = Callable[[Request], None]
 MakeClient = Callable[[simpy.Environment, Submit, Submit | None], AnyClient]

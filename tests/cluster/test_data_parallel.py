@@ -17,11 +17,10 @@ from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
 from simulator.costs.cost_model import JointStep
-from simulator.engine.client import Client
+from simulator.engine.client import Client, Turns
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import sessions_of
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
@@ -51,11 +50,12 @@ def play(
     joint: JointStep | None = None,
 ) -> Fleet:
     """Run a workload to its end on one server whose ranks these are."""
-    env = simpy.Environment()
-    fleet = Fleet(env, RoundRobin(), sessions_of(load))
+    env, turns = simpy.Environment(), Turns(load)
+    fleet = Fleet(env, RoundRobin(), turns)
     spread = balancer(len(schedulers), fronts)
     fleet.open_target(fleet.add_server("all", schedulers, clock, spread, leap=leap, joint=joint))
-    client = Client(env, load, fleet.submit, Noisy(0.0).predictor(load, np.random.default_rng(0)))
+    lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
+    client = Client(env, load, fleet.submit, lengths, turns=turns)
     fleet.on_finish = client.finished
     env.run()
     return fleet

@@ -20,14 +20,14 @@ from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import ROUTERS, Least
 from simulator.core.alarm import Alarm
 from simulator.core.log import REASONS, TRANSFER
-from simulator.engine.client import Client
+from simulator.engine.client import Client, Turns
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.fair import DRR, Fair
 from simulator.policies.orders import SJF, Priority
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import drop_lost_rows, sessions_of
+from simulator.simulation.cluster import drop_lost_rows
 from simulator.workload.workload import Workload
 from tests.cluster.test_resilience import impatient
 from tests.engine.test_laws import _unroll, clocks, workloads
@@ -57,12 +57,12 @@ class World:
         routers: tuple[str, str] = ("least_outstanding", "least_outstanding"),
         leap: bool = True,
     ) -> None:
-        env = simpy.Environment()
+        env, turns = simpy.Environment(), Turns(load)
         first, second = (ROUTERS[name]() for name in routers)
         self.fleet = fleet = DisaggregatedFleet(
             env,
             first,
-            sessions_of(load),
+            turns,
             to_consumers=second,
             block_seconds={"prefill": link[0]},
             latency=link[1],
@@ -81,7 +81,7 @@ class World:
             self.life.order(target)
         self.gateway = Gateway(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
         lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
-        self.client = Client(env, load, self.gateway.submit, lengths)
+        self.client = Client(env, load, self.gateway.submit, lengths, turns=turns)
         self.gateway.on_finish = self.client.finished
         if blocks.get("failures"):
             Failures(self.life, blocks["failures"], 0)

@@ -27,10 +27,9 @@ from simulator.cluster.routers import (
     Uniform,
 )
 from simulator.core.request import Request
-from simulator.engine.client import Client
+from simulator.engine.client import Client, Turns
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import sessions_of
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
 from tests.support.engines import Clock, fcfs, workload
@@ -54,11 +53,12 @@ def play(
     load: Workload, schedulers: list[Scheduler], clock: Clock, router: Router, leap: bool = True
 ) -> tuple[Fleet, Client]:
     """Run a workload to its end on some replicas."""
-    env = simpy.Environment()
-    fleet = Fleet(env, router, sessions_of(load))
+    env, turns = simpy.Environment(), Turns(load)
+    fleet = Fleet(env, router, turns)
     for scheduler in schedulers:
         fleet.open_target(fleet.add("all", scheduler, clock, leap=leap))
-    client = Client(env, load, fleet.submit, Noisy(0.0).predictor(load, np.random.default_rng(0)))
+    lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
+    client = Client(env, load, fleet.submit, lengths, turns=turns)
     fleet.on_finish = client.finished
     env.run()
     return fleet, client

@@ -26,14 +26,14 @@ from simulator.cluster.routers import Least
 from simulator.core.log import REASONS, Log, pack_run
 from simulator.core.request import Request
 from simulator.costs.cost_model import JointStep
-from simulator.engine.client import Client
+from simulator.engine.client import Client, Turns
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.cluster import drop_lost_rows, sessions_of
+from simulator.simulation.cluster import drop_lost_rows
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
 from tests.support.engines import Clock, fcfs, made, workload
@@ -46,8 +46,8 @@ class World:
     def __init__(
         self, load: Workload, make, clock: Clock, count: int, blocks: dict, *, leap: bool = True
     ) -> None:
-        env = simpy.Environment()
-        self.fleet = fleet = Fleet(env, Least(), sessions_of(load))
+        env, turns = simpy.Environment(), Turns(load)
+        self.fleet = fleet = Fleet(env, Least(), turns)
         ranks = blocks.get("ranks", 1)
 
         def again() -> list[Scheduler]:
@@ -65,7 +65,7 @@ class World:
             self.life.order(target)
         self.gateway = Gateway(env, fleet, blocks.get("admission"), blocks.get("client"), 0)
         lengths = Noisy(0.0).predictor(load, np.random.default_rng(0))
-        self.client = Client(env, load, self.gateway.submit, lengths)
+        self.client = Client(env, load, self.gateway.submit, lengths, turns=turns)
         self.gateway.on_finish = self.client.finished
         if blocks.get("failures"):
             Failures(self.life, blocks["failures"], 0)

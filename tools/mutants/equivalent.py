@@ -55,8 +55,8 @@ OTHERS = {
     ): "until counts are published it adds the same to the score of every rank",
     (
         "engine/client.py",
-        "self._limit = workload.max_concurrency or len(workload) + 1",
-        "self._limit = workload.max_concurrency or len(workload) + 2",
+        "self._limit = self._chunk.work.max_concurrency or total + 1",
+        "self._limit = self._chunk.work.max_concurrency or total + 2",
     ): "any number above that of all requests is no limit",
     (
         "core/log.py",
