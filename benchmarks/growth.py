@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from headway.figures.style import COLORS, grid, label_ends, log_scale, save, sheet
+from simulator.build.policy_table import POLICIES
 from simulator.cluster.routers import ROUTERS
 from simulator.scenario.load import check_scenario
-from simulator.scenario.policy_table import POLICIES
 from simulator.simulation.run import run
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces import write_mooncake

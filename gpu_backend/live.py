@@ -15,11 +15,11 @@ from simpy.rt import RealtimeEnvironment
 
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.executor import TorchExecutor
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result

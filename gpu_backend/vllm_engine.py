@@ -22,6 +22,9 @@ import simpy
 
 from gpu_backend.engine import Measured
 from gpu_backend.live import Clock, LiveRun, LiveStep, Progress
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import VLLM_POLICIES
 from simulator.core.log import (
     LENGTH,
     REJECTED,
@@ -35,10 +38,7 @@ from simulator.core.log import (
 )
 from simulator.core.request import Chunk, Request, Step
 from simulator.models.load import MODELS, shipped_models
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import resolve
-from simulator.scenario.policy_table import VLLM_POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, one_line

@@ -12,10 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from simulator.build.policy_table import POLICIES, signature
 from simulator.cluster.routers import ROUTERS
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.policy_table import POLICIES, signature
 from simulator.scenario.validate import block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named

@@ -45,17 +45,17 @@ from headway.planning.sensitivity import (
     unexplained,
 )
 from headway.twin.measured_run import lateness_notes
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.settle_cost import version_overhead
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import shipped_profiles
 from simulator.engine.replica import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario, resolve
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result
 from simulator.simulation.run import play, run
 from simulator.util.errors import HeadwayError, HeadwayWarning

@@ -25,6 +25,8 @@ from calibration.engine_steps.fit import (
 )
 from calibration.engine_steps.steps_file import Row
 from calibration.errors import Floats, root_mean_square
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.alarm import FastEnvironment
 from simulator.core.executor import Timing
 from simulator.core.request import Step
@@ -32,8 +34,6 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.engine.replica import Replica
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play

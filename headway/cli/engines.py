@@ -42,8 +42,8 @@ def _print_fields(*, json_: bool) -> int:
 
 def table() -> list[dict[str, Any]]:
     """Return the engines with the keys that each sets for Llama-3-8B on an A100."""
+    from simulator.build.engines import ENGINES
     from simulator.scenario.engine_defaults import with_defaults
-    from simulator.scenario.engines import ENGINES
 
     rows = []
     for name, engine in ENGINES.items():

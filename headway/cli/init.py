@@ -391,8 +391,8 @@ def _checked(text: str, file: Path) -> "Scenario":
 
 def _longest(scenario: "Scenario") -> int | None:
     """Return the most tokens of a request with which a server starts that else would not."""
+    from simulator.build.kv_room import memory_budget
     from simulator.models.gpus import find_gpu
-    from simulator.scenario.kv_room import memory_budget
 
     budget = memory_budget(scenario.engine, scenario.loaded_model, find_gpu(scenario.gpu.name))
     return budget.safe_length if budget.refusal else None

@@ -109,9 +109,9 @@ def memory(
 
 def _why_not(budget: "MemoryBudget", change: str, command: str | None, by_options: bool) -> str:
     """Say why a server would not start, and what starts it; "": it starts."""
+    from simulator.build.settle import beyond_positions
     from simulator.launch.words import find_command
     from simulator.models.engine_sizes import LONGER
-    from simulator.scenario.settle import beyond_positions
 
     if budget.refusal:
         change = _as_options(change, command) if by_options else change
@@ -220,12 +220,12 @@ def read_budget(
 
     Beside it are the changes after which one that does not start would, "" if it does.
     """
+    from simulator.build.kv_room import engine_sizes, remedies
+    from simulator.build.settle import not_started
     from simulator.models.gpus import GIB, find_gpu
     from simulator.models.kv_budget import estimate
     from simulator.scenario.engine_defaults import not_simulated
-    from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
-    from simulator.scenario.settle import not_started
 
     scenario = load_scenario(source, overrides, fits=False)
     gpu, model = find_gpu(scenario.gpu.name), scenario.loaded_model

@@ -12,6 +12,7 @@ import simpy
 from headway.conformance.case_model import SglangCase
 from headway.conformance.recorder import Recorder, StepLimit, dump
 from headway.conformance.replay import RecordedClock, RecordedReplica, Replay
+from simulator.build.policy_table import find_order
 from simulator.core.executor import Timing
 from simulator.core.request import Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
@@ -21,7 +22,6 @@ from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, Specula
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.scenario.policy_table import find_order
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.sglang.options import SglangOptions
 from simulator.schedulers.sglang.overlap import OverlappedSgLang

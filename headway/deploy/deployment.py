@@ -22,9 +22,9 @@ from headway.report.vllm_serve import (
     serve_options,
     warn_of_lost_policies,
 )
+from simulator.build.engines import release_of
 from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
-from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import write_release
 from simulator.util.errors import HeadwayError

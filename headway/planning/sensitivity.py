@@ -35,6 +35,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.planning.runs import MetricValues, metric_values, run_all, run_point
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.settle_cost import version_overhead
 from simulator.core.engine_config import AUTO, UNIFORM
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
@@ -42,10 +44,8 @@ from simulator.costs.overhead import samples_truncated
 from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
 from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import measurement_window
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.build.kv_room import kv_blocks
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
@@ -22,7 +23,6 @@ from simulator.diagnosis.feasibility import Traffic
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.service_levels import FINISH, Slo, asks
-from simulator.scenario.kv_room import kv_blocks
 from simulator.scenario.scenario import Bounds, GoodputConfig
 
 MARGIN = (

@@ -5,10 +5,9 @@ import os
 import shlex
 import warnings
 
-from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import memory_budget
-from simulator.scenario.load import resolve
-from simulator.scenario.policy_table import (
+from simulator.build.engines import release_of
+from simulator.build.kv_room import memory_budget
+from simulator.build.policy_table import (
     PLUGIN,
     POLICY_VARIABLE,
     VLLM_POLICIES,
@@ -16,6 +15,7 @@ from simulator.scenario.policy_table import (
     plugin_spec,
     takes_variable,
 )
+from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import options_without_effect, write_release

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from headway.vllm.policy import PLUGIN_POLICIES, VARIABLE, make_policy
-from simulator.scenario.policy_table import POLICIES, policy_name
+from simulator.build.policy_table import POLICIES, policy_name
 from simulator.schedulers.sglang.queue_order import MORE_THAN_ORDER, check_orders
 from simulator.util.errors import HeadwayError
 

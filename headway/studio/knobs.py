@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from math import isinf
 from typing import Any
 
+from simulator.build.policy_table import POLICIES
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.cluster.routers import ROUTERS
 from simulator.models.gpus import GPUS, find_gpu
 from simulator.models.load import shipped_models
 from simulator.results.service_levels import Slo, parse_slo
-from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload

@@ -16,6 +16,8 @@ import simpy
 from headway.twin.asked import Asked, workload_of
 from headway.twin.clock import RealTimeClock
 from headway.twin.kv_events import Publisher
+from simulator.build.assemble_fleet import make_fleet
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.core.alarm import Alarm
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.core.request import Request, Step
@@ -23,8 +25,6 @@ from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledS
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import split_log
-from simulator.scenario.assemble_fleet import make_fleet
-from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.load import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface

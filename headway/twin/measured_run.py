@@ -17,9 +17,9 @@ import numpy as np
 
 from headway.planning.runs import encode_csv
 from headway.twin.replay import GAUGES, Answered, Replayed
+from simulator.build.engine_spec import EngineSpec
 from simulator.results.metrics import PERCENTILES, describe
 from simulator.results.sample import Sample
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together

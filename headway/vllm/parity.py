@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.build.policy_table import PLUGIN
 from simulator.core.log import REQUEST
 from simulator.scenario.load import check_scenario
-from simulator.scenario.policy_table import PLUGIN
 from simulator.schedulers.running_requests import EndlessPreemptionError
 from simulator.schedulers.vllm.interface import check_vllm
 from simulator.schedulers.vllm.rules import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from simulator.scenario.policy_table import (
+from simulator.build.policy_table import (
     POLICIES,
     POLICY_VARIABLE,
     check_arguments,

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.build.engines import release_of
+from simulator.build.kv_room import least_change, settings
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
@@ -25,8 +27,6 @@ from simulator.diagnosis.evidence import known_share
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.steady_state import MIN_REQUESTS
-from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import least_change, settings
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload

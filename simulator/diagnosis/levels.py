@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.build.kv_room import kv_blocks
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import CAUSES
@@ -20,7 +21,6 @@ from simulator.results.service_levels import (
     short,
     three_digits,
 )
-from simulator.scenario.kv_room import kv_blocks
 
 BROKEN = "Service level missed: "
 WIDEST = 8  # GPUs of one replica that is advised

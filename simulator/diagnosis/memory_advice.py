@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.diagnosis.evidence import Evidence
@@ -12,9 +15,6 @@ from simulator.diagnosis.feasibility import least_length
 from simulator.diagnosis.finding import Advice, turn
 from simulator.results.record import replicas_in
 from simulator.results.sample import percentiles
-from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.scenario import Scenario
 
 MOST = 4  # times a number is raised at once

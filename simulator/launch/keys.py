@@ -348,7 +348,7 @@ def _negated(key: str) -> Callable[[Launch, Option], None]:
 
 
 PLUGIN = "headway.vllm.HeadwayScheduler"
-"""`simulator.scenario.policy_table.PLUGIN`, which is above."""
+"""`simulator.build.policy_table.PLUGIN`, which is above."""
 POLICY_VARIABLE = "HEADWAY_POLICY"
 VARIABLES = ("VLLM_", "SGLANG_", "TRTLLM_", "TLLM_")  # how those of engines begin
 POOLED = {"ep_size", "dp_size", "max_total_tokens", "kv_cache_memory_bytes"}

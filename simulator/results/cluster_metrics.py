@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import SHED, TIMEOUT
 from simulator.costs.noise import describe_cost
 from simulator.models.gpus import find_gpu
@@ -20,7 +21,6 @@ from simulator.results.kv_transfers import link_summary
 from simulator.results.needed_work import peak_flops
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import Floats, RequestTable, gather_requests
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 
 GAUGES = (

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.power import HIGH, LOW
 from simulator.results.needed_work import needed_flops, peak_flops, read_bytes
 from simulator.results.request_table import RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.sums import add_sums, take_sums
 
 JOULES_PER_KWH = 3.6e6

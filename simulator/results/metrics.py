@@ -16,6 +16,7 @@ from math import inf
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import Log
 from simulator.models.gpus import find_gpu
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
@@ -63,7 +64,6 @@ from simulator.results.token_times import (
     TokenTimes,
     token_times,
 )
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.workload.workload import Workload

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import Log
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.spec import ModelSpec
 from simulator.results.request_table import Floats, RequestTable
-from simulator.scenario.engine_spec import EngineSpec
 
 SLICE = 1 << 16  # requests looked at together: bounds the temporaries
 

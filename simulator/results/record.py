@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import LOAD, PAUSE, REQUEST, RUN, SEAT, STEP, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
@@ -28,7 +29,6 @@ from simulator.results.request_table import (
     Rows,
     gather_requests,
 )
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 

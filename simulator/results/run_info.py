@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import vllm_version
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import describe_cost
 from simulator.scenario.engine_defaults import describe_engine
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.policy_table import vllm_version
 from simulator.scenario.scenario import Scenario
 from simulator.util.version import __version__
 

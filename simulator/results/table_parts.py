@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import DRAFT, STEP, SWAP, Log
 from simulator.results.breakdown import break_down
 from simulator.results.frames import columns_of, seat_columns, step_columns, tier_columns
 from simulator.results.record import PartialRecord
 from simulator.results.request_table import RETRY, Floats, Ints, gather_requests
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.csv_text import Signed, Words
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line

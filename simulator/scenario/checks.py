@@ -6,17 +6,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simulator.build.choose_scheduler import REQUIRED, choose_scheduler, differing_keys
+from simulator.build.engine_spec import EngineSpec, Role
+from simulator.build.engines import ENGINES, release_of
+from simulator.build.policy_table import FIELD
+from simulator.build.settle import try_to_settle
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.features import all_features
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import REQUIRED, choose_scheduler, differing_keys
-from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.encoder_checks import check_encoders, check_roles
-from simulator.scenario.engine_spec import EngineSpec, Role
-from simulator.scenario.engines import ENGINES, release_of
-from simulator.scenario.policy_table import FIELD
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle import try_to_settle
 from simulator.schedulers.vllm.rules import (
     LOCK_STEP_INTERVAL_SINCE,
     OPTIONS_SINCE,
@@ -32,7 +32,7 @@ from simulator.util.files import resolve, why_not_regular
 from simulator.workload.generate import Generator, shortest_prompt
 
 if TYPE_CHECKING:
-    from simulator.scenario.assemble_fleet import FleetSpec
+    from simulator.build.assemble_fleet import FleetSpec
 
 DEPENDENT_KEYS = (
     ("admission", "shed_from", "max_outstanding"),
@@ -69,7 +69,7 @@ def find_conflicts(
     specs: dict[str, EngineSpec | None] = {"": alone}
     fleet = None
     if (cluster := scenario.cluster) is not None:
-        from simulator.scenario.assemble_fleet import settle_fleet
+        from simulator.build.assemble_fleet import settle_fleet
 
         specs = dict.fromkeys(cluster.replica_groups, alone)
         fleet = settle_fleet(scenario, cluster, scenario.models, partial(_attempt, conflicts))
@@ -122,7 +122,7 @@ def _check(
     spec = try_to_settle(scenario, partial(_attempt, found), runs=runs)
     if spec is not None and not of_engine:
         found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)
-        from simulator.scenario.assemble_scheduler import check_scheduler
+        from simulator.build.assemble_scheduler import check_scheduler
 
         with _attempt(found, FIELD, "engine predictor"):
             check_scheduler(replace(spec, role=role))

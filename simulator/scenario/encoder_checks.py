@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from simulator.cluster.cluster_config import ClusterConfig, GroupConfig
 from simulator.core.engine_config import EngineConfig
-from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
 from simulator.scenario.scenario import Scenario
 
 Conflict = tuple[str, str, str]  # as in checks.py

@@ -10,6 +10,10 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
+from simulator.build.choose_scheduler import REQUIRED, can_overlap, of_policy
+from simulator.build.engines import BY_MEMORY, ENGINES, Defaults, offline_tokens, release_of
+from simulator.build.kv_room import engine_sizes
+from simulator.build.policy_table import POLICIES
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.core.speculative_config import draft_method, published
 from simulator.models.config_json import overlaid
@@ -19,10 +23,6 @@ from simulator.models.kv_budget import estimate, kv_block_bytes
 from simulator.models.load import load_model
 from simulator.models.loaded import draft_method_of
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import REQUIRED, can_overlap, of_policy
-from simulator.scenario.engines import BY_MEMORY, ENGINES, Defaults, offline_tokens, release_of
-from simulator.scenario.kv_room import engine_sizes
-from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
     RULES_SINCE,

@@ -13,16 +13,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from simulator.build.choose_scheduler import can_overlap
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import find_policy
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.noise import describe_cost
 from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
-from simulator.scenario.choose_scheduler import can_overlap
 from simulator.scenario.engine_defaults import fit_to_gpu, look_up_models, open_named_blocks
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.planning_config import SweepConfig
-from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate
 from simulator.util.errors import HeadwayError, HeadwayWarning, Key, did_you_mean

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from simulator.build.engine_spec import EngineSpec, Role
+from simulator.build.settle import settle
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.models.config_json import overlaid
 from simulator.models.load import FineTune, load_model, shipped_name
 from simulator.models.spec import ModelSpec
-from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
-from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, SweepConfig
-from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config, FileName, PositiveFloat
 from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors, split_key
@@ -33,8 +33,8 @@ from simulator.workload.workload import Frontend, Workload
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from simulator.build.assemble_fleet import FleetSpec
     from simulator.policies.predictor import Spec as PredictorSpec
-    from simulator.scenario.assemble_fleet import FleetSpec
 else:
     PredictorSpec = Any  # to be imported where a scenario has one
 
@@ -214,7 +214,7 @@ class Scenario(Config):
     def fleet(self) -> "FleetSpec":
         """Where the requests of the cluster go; settled once, as the engines are."""
         if self._fleet is None:
-            from simulator.scenario.assemble_fleet import (
+            from simulator.build.assemble_fleet import (
                 settle_fleet,
             )  # for nothing without a cluster
 

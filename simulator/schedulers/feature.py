@@ -17,7 +17,7 @@ Conflict = tuple[str, str, str]
 """A key, other keys that it contradicts, and what is wrong."""
 Need = Callable[..., None]
 """`need(key, entry, otherwise)` raises ValueError where an engine is not as an entry of
-`scenario/required.json` says, and, with `otherwise`, where its policy has a scheduler of its own.
+`build/required.json` says, and, with `otherwise`, where its policy has a scheduler of its own.
 """
 ORDERING = "policies that only order the queue: priority, sjf"
 
@@ -45,7 +45,7 @@ class Feature:
 
     @classmethod
     def requires(cls, engine: EngineConfig) -> str:
-        """Name its entry of `scenario/required.json`; without one `scheduler` asks, or nobody."""
+        """Name its entry of `build/required.json`; without one `scheduler` asks, or nobody."""
         return cls.key
 
     @classmethod

@@ -6,6 +6,9 @@ from random import Random
 
 import numpy as np
 
+from simulator.build.assemble_fleet import make_fleet
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
@@ -23,9 +26,6 @@ from simulator.kv_cache.tiers import SecondaryTier
 from simulator.results.kv_transfers import Encodings, Transfers
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario.assemble_fleet import make_fleet
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result

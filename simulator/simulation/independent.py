@@ -18,6 +18,8 @@ from typing import TypeVar
 import numpy as np
 import simpy
 
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
 from simulator.cluster.fleet import COUNTERS, Fleet
 from simulator.cluster.routers import STATELESS_ROUTERS, Router, StatelessRouter, Target
 from simulator.core.alarm import Alarm, FastEnvironment
@@ -30,8 +32,6 @@ from simulator.engine.replica import Replica, make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result

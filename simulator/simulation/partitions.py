@@ -21,9 +21,9 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from simulator.build.policy_table import missing_inputs
 from simulator.results.metrics import RunMetrics
 from simulator.scenario.load import resolve_groups
-from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
 from simulator.simulation.independent import (

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import missing_inputs
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
@@ -16,10 +19,7 @@ from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica, make_replica
 from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario, resolve_groups
-from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before

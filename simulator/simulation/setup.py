@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import simpy
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.engine.client import StreamClient
@@ -13,7 +14,6 @@ from simulator.engine.core import EngineCore
 from simulator.engine.drive import drive
 from simulator.engine.replica import Replica
 from simulator.results.record import ClusterRecord
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import missing_inputs
 from simulator.cluster.fleet import Fleet
 from simulator.core.request import Request
 from simulator.engine.client import Chunk, ChunkSender, RequestReader, StreamClient, Turns
@@ -24,9 +26,7 @@ from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
 from simulator.results.service_levels import service_levels
 from simulator.results.table_parts import TableParts
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import resolve_groups
-from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.independent import (
     REQUESTS_PER_TURN,

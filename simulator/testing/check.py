@@ -22,6 +22,9 @@ import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.choose_scheduler import can_overlap
+from simulator.build.policy_table import find_policy
 from simulator.core.executor import Leap, Timing
 from simulator.core.log import REASONS, REJECTED, Log
 from simulator.core.request import Request, Step
@@ -29,10 +32,7 @@ from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import Oracle
 from simulator.results.request_table import COMPLETED
-from simulator.scenario.assemble_scheduler import make_scheduler
-from simulator.scenario.choose_scheduler import can_overlap
 from simulator.scenario.load import check_scenario, resolve
-from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler

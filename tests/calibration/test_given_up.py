@@ -11,10 +11,10 @@ from calibration.measured.predict import assemble_run, validate_measured
 from calibration.measured.requests import read_requests
 from calibration.server_logs.request_log import read_log, terms_of
 from headway.cli.main import main
+from simulator.build.assemble_scheduler import make_scheduler
 from simulator.core.alarm import FastEnvironment
 from simulator.engine.replica import make_replica
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayWarning

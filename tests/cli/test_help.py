@@ -69,8 +69,8 @@ def test_memory_needs_no_cost_of_a_step_and_no_blocks():
     code = (
         "import sys; from headway.cli.main import main; "
         "main(['memory', '--model', 'llama-3-8b', '--gpu', 'L4', '--max-model-len', '4096']); "
-        "print({'simulator.scenario.settle_cost', 'simulator.costs.piecewise', "
-        "'simulator.costs.roofline', 'simulator.scenario.assemble_scheduler', "
+        "print({'simulator.build.settle_cost', 'simulator.costs.piecewise', "
+        "'simulator.costs.roofline', 'simulator.build.assemble_scheduler', "
         "'simulator.schedulers.vllm.async_scheduler'} & set(sys.modules))"
     )
     assert python("-c", code).stdout.endswith("set()\n")

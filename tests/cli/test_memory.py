@@ -9,7 +9,7 @@ import pytest
 
 from headway.cli.main import main
 from simulator import load_scenario, run
-from simulator.scenario import kv_room, settle
+from simulator.build import kv_room, settle
 from simulator.util.errors import HeadwayWarning
 
 MODELS = Path(__file__).parents[2] / "simulator" / "models" / "configs"

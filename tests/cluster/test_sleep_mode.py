@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from headway.planning.candidate import resources
 from headway.report.vllm_serve import serve_command
 from simulator import Result, load_scenario, run
+from simulator.build.kv_room import memory_budget
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.sleep_mode import SleepTimes
-from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.load import resolve
 from simulator.util.errors import HeadwayError
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from simulator.build.settle_cost import load_cost
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.data_sheet import SCALED, scale_cost
@@ -14,7 +15,6 @@ from simulator.costs.profile import PROFILES, nearest_profile, read_profile
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.settle_cost import load_cost
 
 NOBODY = Request(-1, 0.0, 1, 1)
 MODELS = {"llama-3-8b": "", "llama-3-70b": "-tp4", "gpt-oss-120b": "-tp2", "qwen3-32b": "-tp2"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.build.settle_cost import load_cost
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost, add_tables
@@ -18,7 +19,6 @@ from simulator.costs.profile import (
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario, resolve
-from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError
 from tests.support.costs import cost_of, mixed
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.build.settle_cost import load_cost
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
@@ -21,7 +22,6 @@ from simulator.costs.profile import (
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario, resolve
-from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.costs import HAND, cost_of, mixed, overhead_of, with_overhead
 from tests.support.logs import logged

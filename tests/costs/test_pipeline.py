@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway.report.vllm_serve import serve_command
+from simulator.build.settle_cost import load_cost
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.pipeline import PipelineCost, stages_of
@@ -12,7 +13,6 @@ from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
-from simulator.scenario.settle_cost import load_cost
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.support.budgets import kv_budget

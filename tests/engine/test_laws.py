@@ -9,6 +9,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.build.policy_table import DYNAMIC_HOOKS, POLICIES
 from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
 from simulator.engine.client import Client
@@ -18,7 +19,6 @@ from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.tiers import HostTier
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.results.engine_metrics import StepSums
-from simulator.scenario.policy_table import DYNAMIC_HOOKS, POLICIES
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
+from simulator.build.assemble_scheduler import make_scheduler
 from simulator.core.request import Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.features.lora.lora import Lora
 from simulator.features.lora.work import AdapterWork, work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.engines import made
 from tests.support.scenarios import errors

@@ -2,12 +2,12 @@
 
 import pytest
 
+from simulator.build.assemble_scheduler import make_scheduler
 from simulator.features.drafts.cost import DraftedCost
 from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, SpeculativeSgLang
 from simulator.features.drafts.walk import AsyncDraftWalk, AsyncHostDrafts, DraftWalk, HostDrafts
 from simulator.features.lora.cost import LoraCost
 from simulator.features.lora.lora import Lora
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import load_scenario, resolve
 from simulator.util.errors import HeadwayError
 

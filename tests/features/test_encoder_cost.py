@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.build.kv_room import memory_budget
 from simulator.core.engine_config import EngineConfig
 from simulator.core.multimodal_config import MultimodalConfig
 from simulator.core.request import Item, Media, Request, Step
@@ -15,7 +16,6 @@ from simulator.features.images.work import KEY, EncoderWork
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
-from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.load import load_scenario
 from tests.support.with_fields import with_fields
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulator.build.kv_room import memory_budget
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
@@ -11,7 +12,6 @@ from simulator.features.lora.size import adapter_size
 from simulator.features.lora.work import KEY, AdapterWork
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.kv_room import memory_budget
 
 LLAMA, GPU = load_model("llama-3-8b"), GPUS["H100-80GB"]
 WEIGHTS = 41_943_040

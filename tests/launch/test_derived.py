@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from simulator.build.kv_room import engine_sizes
 from simulator.core.engine_config import EngineConfig
 from simulator.launch.keys import read_launch
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import estimate
 from simulator.models.load import load_model
 from simulator.scenario.engine_defaults import with_defaults
-from simulator.scenario.kv_room import engine_sizes
 from tools.engine_configs import COMMANDS, GPUS, STATES
 
 RECORDED = Path(__file__).parent / "derived_configs.json.gz"

@@ -8,9 +8,9 @@ import pytest
 
 from headway.cli.main import main
 from headway.report.vllm_serve import serve_command
+from simulator.build.kv_room import engine_sizes
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.models.load import load_model
-from simulator.scenario.kv_room import engine_sizes
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.model_configs import write_config

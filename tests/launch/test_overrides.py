@@ -5,10 +5,10 @@ import json
 import pytest
 
 from headway.report.vllm_serve import serve_command
+from simulator.build.kv_room import engine_sizes, memory_budget
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.kv_room import engine_sizes, memory_budget
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.build.kv_room import longest_of
 from simulator.core.engine_config import EngineConfig
 from simulator.models.config_json import spec_of
 from simulator.models.engine_sizes import EngineSizes
@@ -20,7 +21,6 @@ from simulator.models.load import MODELS, load_model
 from simulator.models.loaded import loaded
 from simulator.models.spec import SMALL
 from simulator.models.vision import read_vision
-from simulator.scenario.kv_room import longest_of
 from simulator.util.errors import HeadwayError
 from tests.support.budgets import kv_budget
 from tests.support.model_configs import TINY, of_attention, write_config

@@ -16,7 +16,7 @@ FILES = {
 }
 SCRIPTS = [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# my_")]
 
-TABLE = "simulator/scenario/policy_table.py"
+TABLE = "simulator/build/policy_table.py"
 DECLARED = {
     "a policy": [("mlfq", TABLE), ("MLFQ", "simulator/policies/preemptive.py", TABLE)],
     "a scheduler": [("HfStatic", "simulator/schedulers/static.py", TABLE)],

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simulator.build.policy_table import POLICIES
 from simulator.scenario.load import load_scenario
-from simulator.scenario.policy_table import POLICIES
 from tests.support.scenarios import AZURE, errors
 
 BAD = [

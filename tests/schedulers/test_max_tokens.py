@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from simulator import load_scenario, run
+from simulator.build.policy_table import POLICIES
 from simulator.core.request import Request
-from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.continuous_batching import Orca
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm

@@ -9,13 +9,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
+from simulator.build.assemble_scheduler import make_scheduler
 from simulator.core.executor import Timing
 from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.policies.orders import Priority
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
+from simulator.build.assemble_scheduler import swap_prices
 from simulator.core.request import Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
@@ -15,7 +16,6 @@ from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import with_copy_seconds
-from simulator.scenario.assemble_scheduler import swap_prices
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from simulator.build.settle_cost import load_cost, version_overhead
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
@@ -10,7 +11,6 @@ from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.settle_cost import load_cost, version_overhead
 
 SOMEBODY = Request(0, 0.0, 100, 10)
 HAND = PiecewiseCost(

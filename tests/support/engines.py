@@ -9,6 +9,8 @@ import numpy as np
 import simpy
 from hypothesis import strategies as st
 
+from simulator.build.engines import ENGINES
+from simulator.build.policy_table import POLICIES
 from simulator.core.alarm import FastEnvironment
 from simulator.core.executor import Leap, StageTimes, Timing
 from simulator.core.log import Log
@@ -17,8 +19,6 @@ from simulator.engine.client import Client
 from simulator.engine.replica import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
-from simulator.scenario.engines import ENGINES
-from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.limits import ALL_LIMITS, Limits
 from simulator.schedulers.vllm.pipeline import PipelineScheduler

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import strategies as st
 
+from simulator.build.engine_spec import EngineSpec
 from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.costs.linear import LinearCost
@@ -19,7 +20,6 @@ from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
 from simulator.results.record import PartialRecord
-from simulator.scenario.engine_spec import EngineSpec
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError

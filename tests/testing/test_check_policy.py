@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from simulator.build.policy_table import POLICIES
 from simulator.core.request import Request, Step
 from simulator.policies.fair import Fair
 from simulator.policies.waiting_queues import Fifo
-from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.check import check_policy
 

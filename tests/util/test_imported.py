@@ -2,10 +2,10 @@
 
 import pytest
 
+from simulator.build.assemble_scheduler import BLOCKS
+from simulator.build.choose_scheduler import SCHEDULERS
+from simulator.build.policy_table import POLICIES
 from simulator.costs.profile import FORMS
-from simulator.scenario.assemble_scheduler import BLOCKS
-from simulator.scenario.choose_scheduler import SCHEDULERS
-from simulator.scenario.policy_table import POLICIES
 from simulator.util.imported import Imported
 from simulator.workload.traces import FORMATS
 

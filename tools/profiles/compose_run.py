@@ -4,9 +4,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.settle_cost import with_overhead
 from simulator.core.engine_config import EngineConfig
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.settle_cost import with_overhead
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tools.profiles.compose import Target
 from tools.profiles.fit_target import fit_target

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simulator.build.engine_spec import EngineBlocks
+from simulator.build.kv_room import engine_sizes
 from simulator.core.engine_config import AUTO, UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import Fitted
@@ -38,8 +40,6 @@ from simulator.features import features_of
 from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
-from simulator.scenario.engine_spec import EngineBlocks
-from simulator.scenario.kv_room import engine_sizes
 from simulator.util.errors import (
     HeadwayError,
     HeadwayWarning,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simulator.build.policy_table import missing_inputs
 from simulator.scenario.load import load_scenario, resolve_groups
-from simulator.scenario.policy_table import missing_inputs
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning

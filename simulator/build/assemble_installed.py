@@ -3,8 +3,8 @@
 import os
 import warnings
 
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.policy_table import (
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import (
     FCFS,
     PLUGIN,
     POLICY_VARIABLE,

@@ -4,18 +4,9 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 
-from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
-from simulator.features import features_of
-from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.host_memory import Prices
-from simulator.kv_cache.tiers import HostTier, SecondaryTier
-from simulator.models.gpus import GIB
-from simulator.models.kv_layout import model_groups
-from simulator.models.modules import FULL
-from simulator.models.sliding_window import LayerGroups
-from simulator.scenario.choose_scheduler import choose_scheduler
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.policy_table import (
+from simulator.build.choose_scheduler import choose_scheduler
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import (
     LIMIT_KEYS,
     ORDER,
     check_arguments,
@@ -25,6 +16,15 @@ from simulator.scenario.policy_table import (
     make_policy,
     policy_name,
 )
+from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
+from simulator.features import features_of
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.host_memory import Prices
+from simulator.kv_cache.tiers import HostTier, SecondaryTier
+from simulator.models.gpus import GIB
+from simulator.models.kv_layout import model_groups
+from simulator.models.modules import FULL
+from simulator.models.sliding_window import LayerGroups
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.door import Door
 from simulator.schedulers.limits import Limits
@@ -83,7 +83,7 @@ def _make(
     engine, policy_class = spec.engine, spec.policy
     scheduler_class = choose_scheduler(spec)
     if scheduler_class is None:
-        from simulator.scenario.assemble_installed import make_installed
+        from simulator.build.assemble_installed import make_installed
 
         return make_installed(spec, make_limits(spec))
     if named and (feature := next(features_of(engine), None)):

@@ -8,6 +8,9 @@ from typing import Any
 
 import simpy
 
+from simulator.build.engine_spec import EngineBlocks, EngineSpec
+from simulator.build.settle import Attempt, at_once
+from simulator.cluster.cluster_config import ClusterConfig
 from simulator.cluster.config import EcTransferConfig, KvTransferConfig
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.encoders import EncoderFleet
@@ -21,9 +24,6 @@ from simulator.cluster.routers import (
     Router,
     StatelessRouter,
 )
-from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
-from simulator.scenario.settle import Attempt, at_once
 from simulator.util.config import Named
 from simulator.util.errors import MappingError, did_you_mean, one_line
 from simulator.util.from_mapping import annotation_faults

@@ -8,6 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from simulator.build.choose_scheduler import REQUIRED, differing_keys
+from simulator.build.engine_spec import EngineBlocks, EngineSpec
+from simulator.build.engines import release_of
+from simulator.build.kv_room import enough_memory, longest_of, memory_budget, remedies
+from simulator.build.policy_table import FIELD, find_policy, ignored_keys
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
 from simulator.models.config_json import SINCE
 from simulator.models.engine_sizes import LONGER
@@ -15,11 +20,6 @@ from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import REQUIRED, differing_keys
-from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
-from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import enough_memory, longest_of, memory_budget, remedies
-from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import STATES_SINCE, rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
@@ -124,7 +124,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
             engine = _with_size(engine, budget.block_size)
     if not runs:
         return None
-    from simulator.scenario.settle_cost import make_cost
+    from simulator.build.settle_cost import make_cost
 
     with (
         attempt("cost", "cost host model gpu engine"),

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from headway.report.text import run_table
+from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.settle import settle
 from simulator.kv_cache.state_manager import StateManager
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle import settle
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap

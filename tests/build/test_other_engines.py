@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from headway.cli.main import main
+from simulator.build.engines import ENGINES
+from simulator.build.policy_table import POLICIES
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.engines import ENGINES
 from simulator.scenario.load import check_scenario
-from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headway.report.text import run_table
+from simulator.build.policy_table import POLICIES
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Request
 from simulator.scenario.engine_defaults import (
@@ -13,7 +14,6 @@ from simulator.scenario.engine_defaults import (
     with_defaults,
 )
 from simulator.scenario.load import check_scenario, load_scenario
-from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run

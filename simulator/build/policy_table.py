@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.engines import ENGINES
 from simulator.cluster.config import AdmissionConfig
 from simulator.core.engine_config import EngineConfig
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.engines import ENGINES
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.limits import ADMISSION_RULES, ALL_LIMITS, VLLM_LIMITS
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release

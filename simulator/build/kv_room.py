@@ -6,6 +6,8 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
+from simulator.build.engine_spec import EngineBlocks
+from simulator.build.engines import ENGINES, OLD_RELEASE, release_of
 from simulator.core.engine_config import VLLM, EngineConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
@@ -13,8 +15,6 @@ from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import MemoryBudget, estimate, fitting, too_big
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.scenario.engine_spec import EngineBlocks
-from simulator.scenario.engines import ENGINES, OLD_RELEASE, release_of
 from simulator.util.errors import ScenarioError
 
 SHARE = "gpu_memory_utilization"

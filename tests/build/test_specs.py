@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from simulator import load_scenario
-from simulator.scenario import assemble_fleet
+from simulator.build import assemble_fleet
 from simulator.scenario.load import resolve, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.build.engine_spec import EngineSpec
+from simulator.build.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.core.engine_config import EngineConfig
 from simulator.features import features_of
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import ORDERING
 from simulator.schedulers.vllm.rules import options_without_effect, write_release
