@@ -50,6 +50,9 @@ def plan(  # more than 80 lines: 50 are its options
         str | None,
         silent("with --buy: dtype of the weights, as bf16 or fp8 [default: each that is profiled]"),
     ] = None,
+    by_data_sheet: Annotated[
+        bool, silent("with --buy: also GPUs without measured kernels, as MI300X")
+    ] = False,
     objective: Annotated[
         Literal["cost", "energy"] | None,
         Parameter(help="the best candidate has the lowest cost or energy [default: cost]"),
@@ -111,18 +114,17 @@ def plan(  # more than 80 lines: 50 are its options
     if buy:
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
         if wrong := [name for name, value in given.items() if value]:
-            raise HeadwayError(
-                f"--{wrong[0]}: cannot be used with --buy, which varies all that one buys"
-            )
-        wanted = wanted_gpus(gpus)
+            raise HeadwayError(f"--{wrong[0]}: cannot be used with --buy, which varies what to buy")
+        wanted = wanted_gpus(gpus, by_data_sheet=by_data_sheet)
         problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
         find = partial(find_offers, problem, wanted, precision)
-    elif gpus is not None or precision is not None:
-        raise HeadwayError(f"--{'precision' if gpus is None else 'gpus'}: needs --buy")
+    elif gpus is not None or precision is not None or by_data_sheet:
+        option = "precision" if precision else "by-data-sheet"
+        raise HeadwayError(f"--{option if gpus is None else 'gpus'}: needs --buy")
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
         find = partial(find_best, problem, optuna)
-    question = question_key(problem, buy, gpus, precision, optuna)
+    question = question_key(problem, buy, gpus, precision, optuna, by_data_sheet)
     folder = check_folder(choose_folder(out, problem.name, question))
     if deploy is not None:
         check_folder(deploy, option="--deploy")

@@ -14,6 +14,7 @@ from headway.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_pr
 from headway.planning.runs import scenario_cost_lines
 from headway.planning.verdict import interval
 from simulator.cluster.config import MOST_REPLICAS
+from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS, Gpu, find_gpu
 from simulator.results.service_levels import SHARES, Judged
 from simulator.scenario.load import Source, load_scenario
@@ -22,6 +23,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
 FITS_NOT = "does not fit"
+GUESSED = "has no measured kernels (95 % of its steps within -44 to +80 %): give --by-data-sheet"
 REDUCED = "answers of fp8 may differ in quality; the best at the model's own precision"
 
 
@@ -49,9 +51,7 @@ def buying_problem(
             continue
         if cluster is not None and (cluster.groups or cluster.autoscaling):
             what = "groups" if cluster.groups else "autoscaling"
-            raise HeadwayError(
-                f"--buy: cannot be used with cluster.{what}: it chooses all replicas"
-            )
+            raise HeadwayError(f"--buy: cannot be used with cluster.{what}, as it chooses replicas")
         count = f"{REPLICAS}=1..{MOST_REPLICAS}"
         return make_problem(
             path, replace(options, vary=[], cheapest=False, fewest=count), keys, seed
@@ -60,11 +60,13 @@ def buying_problem(
     raise why
 
 
-def wanted_gpus(text: str | None) -> list[Gpu]:
+def wanted_gpus(text: str | None, *, by_data_sheet: bool = False) -> list[Gpu]:
     """Read `H100,L40S=1.20`, GPUs and maybe dollars an hour of one; None: all that have a price.
 
     Where some have a price, a warning names those that have none, and they are left out. Where none
-    has, GPUs are counted. Raises HeadwayError for what is no GPU, or no price.
+    has, GPUs are counted. Without `by_data_sheet`, None leaves out GPUs of which there are no
+    kernel times, of a like one neither. Raises HeadwayError for what is no GPU, or no price, and
+    for such a GPU where it is named.
     """
     found: dict[str, Gpu] = {}
     for part in [*GPUS] if text is None else text.split(","):
@@ -79,6 +81,10 @@ def wanted_gpus(text: str | None) -> list[Gpu]:
             gpu = find_gpu(name, dollars)
         except ValueError as error:
             raise HeadwayError(f"--gpus: {error}") from None
+        if not (by_data_sheet or efficiency_of(gpu).measured):
+            if text is None:
+                continue
+            raise HeadwayError(f"--gpus: {gpu.name} {GUESSED}")
         known = found.setdefault(gpu.name, gpu)
         if known != gpu and dollars is not None:
             raise HeadwayError(f"--gpus: {gpu.name} is named twice, with unlike prices")
@@ -92,10 +98,7 @@ def wanted_gpus(text: str | None) -> list[Gpu]:
 
 
 def find_offers(
-    problem: PlanProblem,
-    gpus: Sequence[Gpu],
-    precision: str | None,
-    runs: Runs,
+    problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: Runs
 ) -> tuple[list[Candidate], Candidate, list[str]]:
     """Return all candidates, what to buy, and the answer in words."""
     answer = buy(problem, gpus, precision, runs)
@@ -197,6 +200,5 @@ def _failed(tried: Sequence[Offer]) -> Iterator[str]:
             many = "s" if last.at > 1 else ""
             dearer = offer.within is not None and offer.within[1] < offer.widest
             more = f"; more cost more than {TOLD} that are enough" if dearer else ""
-            yield (
-                f"  not enough: {last.at:.0f} replica{many} of {offer.label}: {last.reason}{more}"
-            )
+            of = f"{last.at:.0f} replica{many} of {offer.label}"
+            yield f"  not enough: {of}: {last.reason}{more}"

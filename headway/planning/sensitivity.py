@@ -146,10 +146,8 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
         for end, seconds in zip(("low", "high"), work.stream_interval, strict=False):
             found[f"host stream {end}"] = cost.with_host(stream_per_sequence=seconds)
     if sd and not ends:
-        found |= {
-            f"host {end}": cost.with_waits(more, 0.0)
-            for end, more in (("low", -HOST), ("high", HOST))
-        }
+        for end, more in (("low", -HOST), ("high", HOST)):
+            found[f"host {end}"] = cost.with_waits(more, 0.0)
     return found
 
 

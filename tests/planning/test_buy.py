@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,13 +29,15 @@ from headway.planning.theory import (
 from headway.planning.verdict import Trial
 from simulator import load_scenario, run
 from simulator.core.executor import Timing
+from simulator.costs.noise import QUANTILE
+from simulator.costs.roofline import UNMEASURED
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
 from simulator.models.quantization import Format, Quantization, Rule
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import resolve
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.engines import workload
 
 SHOP = """name: shop
@@ -148,6 +151,8 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
     [
         (["--buy", "--vary", "gpu.name=H100"], "--vary: cannot be used with --buy"),
         (["--gpus", "H100"], "--gpus: needs --buy"),
+        (["--by-data-sheet"], "--by-data-sheet: needs --buy"),
+        (["--buy", "--gpus", "H100,MI300X=2.5"], "--gpus: MI300X has no measured kernels (95 % of"),
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", ""], "--gpus: gpu.name: no GPU ''"),
         (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
@@ -190,6 +195,17 @@ def test_gpus_to_choose_from_and_their_prices() -> None:
         assert [gpu.name for gpu in wanted_gpus("GH200,L4")] == ["L4"]
     assert [gpu.name for gpu in wanted_gpus("GH200")] == ["GH200"]
     assert all(gpu.dollars_per_hour for gpu in wanted_gpus(None))
+
+
+def test_gpus_without_measured_kernels_are_bought_on_request() -> None:
+    """The error has the span of their steps; a GPU like a measured one takes its kernels."""
+    every = {gpu.name for gpu in wanted_gpus(None, by_data_sheet=True)}
+    assert every - {gpu.name for gpu in wanted_gpus(None)} == {"T4", "V100-16GB"}
+    (one,) = wanted_gpus("MI300X=2.50", by_data_sheet=True)
+    assert one.dollars_per_hour == 2.5
+    low, high = (100 * (exp(sign * QUANTILE * UNMEASURED) - 1) for sign in (-1, 1))
+    with pytest.raises(HeadwayError, match=re.escape(f"steps within {low:+.0f} to {high:+.0f} %")):
+        wanted_gpus("MI300X=2.50")
 
 
 BURST = """name: burst

@@ -57,7 +57,7 @@ def test_what_a_request_alone_needs_is_no_bound_that_a_load_keeps(
 
 def test_an_error_names_the_gpu_that_it_is_of(write) -> None:
     """Until one is chosen the largest stands for all."""
-    gpus = wanted_gpus("T4,B200")
+    gpus = wanted_gpus("T4,B200", by_data_sheet=True)
     shop = Market(buying_problem(write(SHOP), PlanOptions(), ([], None), gpus), gpus, None)
     (small,) = [one for one in shop.offers() if one.gpu == "T4" and one.size == 1]
     assert "does not fit the T4" in small.error
