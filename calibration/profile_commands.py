@@ -63,8 +63,8 @@ def show(
             print_json(rows)
         for row in () if json_ else rows:
             print(f"{row['name']}: {row['value']} {row['unit']}")
-            script = f"; by {row['script']}" if row["script"] else ""
-            print(f"    {row['method']}: {row['source']}{script}")
+            by = "".join(f"; {key}: {row[key]}" for key in ("script", "judge") if key in row)
+            print(f"    {row['method']}: {row['source']}{by}")
         return 0
     try:
         path = find_profile(name)

@@ -52,13 +52,18 @@ def test_each_has_value_unit_method_and_source() -> None:
         assert row["unit"], row
         assert row["source"], row
         assert row["method"] in ("measured", "vendor", "assumed")
+        assert row["method"] != "measured" or "script" in row or "judge" in row, row
 
 
-def test_scripts_are_there() -> None:
-    for script in {row["script"] for row in ROWS} - {"", "make accuracy"}:
+def test_scripts_are_there_and_a_test_of_ci_runs_each() -> None:
+    texts = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    for script in {row["script"] for row in ROWS if "script" in row}:
         path = script if script.endswith(".py") else f"{script.replace('.', '/')}.py"
         assert (ROOT / path).is_file(), script
+        assert path.startswith("tests/") or any(f"from {script} import" in one for one in texts)
+    assert {row["judge"] for row in ROWS if "judge" in row} == {"make accuracy"}
     assert "\naccuracy:" in (ROOT / "Makefile").read_text()
+    assert "make accuracy" in (ROOT / ".ci/run").read_text()
 
 
 def test_every_number_of_the_two_files_has_a_row() -> None:

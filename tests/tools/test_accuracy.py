@@ -81,8 +81,9 @@ def test_a_run_counts_in_one_class_of_each_kind(tmp_path: Path) -> None:
     dense = classes(Outcome(run_of(model="Qwen/Qwen3-32B", **words)), tmp_path)
     assert dense == {
         "all": "all runs",
-        "model": "dense",
+        "size": "dense",
         "run": "dense",
+        "model": "qwen3-32b",
         "GPU": "H200",
         "engine": "vLLM, synchronous",
         "release": "0.12",
@@ -91,8 +92,9 @@ def test_a_run_counts_in_one_class_of_each_kind(tmp_path: Path) -> None:
     long = Outcome(run_of(model="openai/gpt-oss-120b", **words), computed=5000.0)
     assert classes(long, tmp_path)["run"] == "experts, long prompts"
     for model, what in (("openai/gpt-oss-120b", "experts"), ("Qwen/Qwen3-0.6B", "small")):
-        assert classes(Outcome(run_of(model=model, **words)), tmp_path)["model"] == what
-    assert classes(Outcome(run_of(model="acme/9B", gpu="Z1")), tmp_path)["model"] == "unknown"
+        assert classes(Outcome(run_of(model=model, **words)), tmp_path)["size"] == what
+    strange = classes(Outcome(run_of(model="acme/9B", gpu="Z1")), tmp_path)
+    assert strange["size"] == strange["model"] == strange["GPU"] == "unknown"
 
 
 def test_the_page_shows_the_committed_table() -> None:
@@ -119,14 +121,16 @@ def test_the_campaign_writes_its_table_and_then_finds_nothing_worse(
     found = read_csv(csv.read_text())
     assert as_markdown(found) in text
     (tpot,) = [one for one in found if (one.kind, one.metric) == ("all", "TPOT")]
-    assert (tpot.runs, tpot.not_predicted, tpot.intervals) == (1, 1, 0)
-    assert main(words) == 0
+    assert (tpot.runs, tpot.not_predicted, tpot.intervals) == (1, 1, 1)
+    assert main([*words, "--quick"]) == 0
     assert tpot.median is not None
     better = [replace(one, median=0.0) if one == tpot else one for one in found]
     csv.write_text(as_csv(better))
     capsys.readouterr()
-    assert main(words) == 1
+    assert main([*words, "--quick"]) == 1
     assert f"worse: all runs (all), TPOT: median error {tpot.median:.1%}" in capsys.readouterr().out
+    csv.write_text(as_csv([replace(one, inside=1) if one == tpot else one for one in found]))
+    assert main(words) == (1 - tpot.inside)
 
 
 def test_what_is_missing_is_told_in_a_line(
