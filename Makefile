@@ -50,7 +50,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 # All measured runs in the folder HEADWAY_DATA, against the committed table; with
-# ACCURACY="--intervals --write" that table and docs/accuracy.md are written.
+# ACCURACY=--write that table and docs/accuracy.md are written.
 accuracy: $(VENV)/installed-test
 	$(BIN)/python -m tools.accuracy --data "$(HEADWAY_DATA)" $(ACCURACY)
 

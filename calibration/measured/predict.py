@@ -214,13 +214,12 @@ def _predict(
             other[0].frontend = workload.frontend
             limit_patience(other[0], patience)
         changed = _changed(run, scenario, spec, (workload, before), other)
-        drawn = requests is None and workload.max_concurrency is not None
         more = unexplained(
             means,
-            drawn=drawn,
+            spec,
+            drawn=requests is None and workload.max_concurrency is not None,
             told=run.count("max_num_batched_tokens") is not None,
-            alike=drawn and not tells_lengths(run),
-            experts=spec.model.num_experts,
+            alike=not tells_lengths(run),
             first=first_wave(workload),
         )
         outcome.sensitivity = sensitivities(means, changed, more)

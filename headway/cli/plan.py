@@ -124,7 +124,7 @@ def plan(  # more than 80 lines: 50 are its options
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
         find = partial(find_best, problem, optuna)
-    question = question_key(problem, buy, gpus, precision, optuna, by_data_sheet)
+    question = question_key(problem, buy, gpus or by_data_sheet, precision, optuna)
     folder = check_folder(choose_folder(out, problem.name, question))
     if deploy is not None:
         check_folder(deploy, option="--deploy")

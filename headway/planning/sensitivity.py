@@ -42,6 +42,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.costs.overhead import samples_truncated
 from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
+from simulator.costs.roofline import OVER_PCIE
 from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.load import resolve
@@ -78,6 +79,8 @@ UNTOLD = {"mean_ttft_ms": (0.31, 0.31), "p99_ttft_ms": (0.31, 0.31)}
 ALIKE = {"mean_ttft_ms": (0.4, 0.79), "p99_ttft_ms": (0.4, 0.79)}
 """And where nobody told how equal answers are. Equal ones keep clients in step, and prompts meet (a
 blind set: 1.79 times the TTFT predicted); answers that end by themselves spread them (0.6)."""
+LINKS = dict(zip(METRICS, ((0.0, 1.0), (0.0, 9.5), (0.0, 0.4), (0.0, 9.5)), strict=True))
+"""And where nobody measured sums over PCIe: two RTX 4090 took 9 to 10 times the TTFT predicted."""
 # ms that a first request may wait for an engine that no other has warmed: six recorded runs' took
 # 237, 175, 81, 62, 1 and -57 longer than predicted, and the first 32 of 64 clients 104 to 130
 COLD = 240.0
@@ -236,23 +239,25 @@ def _combine(
 
 def unexplained(
     base: Mapping[str, Any],
+    spec: EngineSpec,
     *,
     drawn: bool,
     told: bool = True,
     alike: bool = False,
-    experts: int = 0,
     first: float = 0.0,
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return how far client effects and unknown causes may move each metric down and up, ms.
 
     `drawn` says that it is a closed loop whose requests are not recorded, `told` that the engine's
-    flags are, `alike` that answers may be equal or not; `experts` is how many the model has, and
-    `first` the share of requests that come at once to an engine that may be cold.
+    flags are, `alike` that answers may be equal or not; `first` is the share of requests that come
+    at once to an engine that may be cold.
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
+    experts = spec.model.num_experts
     off = OF_MANY if experts >= FINE_EXPERTS else EXPERTS
     shares = {"rest": REST} | ({"experts": off} if experts else {})
+    shares |= {"links": LINKS} if OVER_PCIE in spec.cost.unmeasured else {}
     if drawn:
         shares |= {"requests": DRAWN | (ALIKE if alike else {})}
         shares |= {} if told else {"flags": UNTOLD}
@@ -307,8 +312,7 @@ def latencies(result: Result) -> dict[str, Any]:
     counted = table.completed
     if within is not None:
         counted = counted & (table.sent >= within[0]) & (table.sent <= within[1])
-    times = (1e3 * table.e2el, 1e3 * table.ttft, 1e3 * table.tpot)
-    columns = dict(zip(MEANS, times, strict=True))
+    columns = {f"mean_{one}_ms": 1e3 * getattr(table, one) for one in ("e2el", "ttft", "tpot")}
     return metric_values(summarize_record(result)) | {BATCH_MEANS: batch_means(columns, counted)}
 
 
@@ -355,9 +359,7 @@ def measure_sensitivity(
     found = {name: one.values for name, one in zip(changes, outcomes, strict=True)}
     base, load = latencies(result), result.scenario.workload
     drawn = load.trace is None and load.max_concurrency is not None
-    more = None
-    if result.spec.cost.residuals:
-        more = unexplained(base, drawn=drawn, experts=result.spec.model.num_experts)
+    more = unexplained(base, result.spec, drawn=drawn) if result.spec.cost.residuals else None
     return sensitivities(base, found, more)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.roofline import all_reduce, roofline
+from simulator.costs.roofline import all_reduce, lacking_sums, roofline
 from simulator.costs.terms import TERMS, WINDOW_TERMS
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
@@ -37,8 +37,6 @@ def scale_cost(
     tokens, seconds = np.array(cost.dense, float).T
     sums = [
         2 * model.num_hidden_layers * all_reduce(one, gpus, tokens * model.hidden_size * HALF)
-        if gpus > 1
-        else np.zeros(len(tokens))
         for one in (measured, gpu)
     ]
     alone = [
@@ -61,5 +59,5 @@ def scale_cost(
         **terms,
         name=f"{cost.name} scaled to {gpu.name}",
         residuals=residuals,
-        unmeasured=f"kernels of {model.name} on {gpu.name}",
+        unmeasured=f"kernels of {model.name} on {gpu.name}{lacking_sums(gpu, gpus)}",
     )

@@ -102,6 +102,8 @@ FEW_LANES = 8.8e9
 """Bytes/s in an all-reduce between four GPUs on PCIe 4.0: 67 MB take 11.4 ms on RTX 4090s and 11.6
 on A100s without NVLink under vLLM 0.6.6 (besthub.dev, "Why NVLink supercharges Llama 3 70B"). Four
 L40S reach 5.1 and eight 1.4 in AIConfigurator's table, which their profiles take."""
+OVER_PCIE = "; sums over PCIe (two RTX 4090 took 9 times the TTFT and 1.3 times the TPOT predicted)"
+"""Of a blind set: the cards' lanes were not recorded."""
 
 
 @cache
@@ -164,8 +166,7 @@ def roofline(
     tokens = _grid(model, gpu, dtype, routed)
     dense = products_seconds(model, gpu, dtype, tokens, routed=routed) / gpus
     dense += layers * small_kernels(model, gpu, tokens, gpus)
-    if gpus > 1:
-        dense += 2 * layers * all_reduce(gpu, gpus, tokens * model.hidden_size * HALF)
+    dense += 2 * layers * all_reduce(gpu, gpus, tokens * model.hidden_size * HALF)
     cached = model.kv_bytes_per_token(kv_cache_dtype, gpus)
     reached = gpu.bf16_flops * efficiency.attention
     read = cached / (gpu.bandwidth * efficiency.cache)
@@ -195,7 +196,7 @@ def roofline(
         mixed_per_window=windowed * mixed,
         name=f"roofline{scaled}",
         residuals=dict.fromkeys(REGIMES, spread_of(gpu, dtype)),
-        unmeasured=f"kernels of {model.name} in {dtype} on {gpu.name}",
+        unmeasured=f"kernels of {model.name} in {dtype} on {gpu.name}{lacking_sums(gpu, gpus)}",
     )
 
 
@@ -251,7 +252,13 @@ def small_kernels(
 def all_reduce(gpu: Gpu, gpus: int, size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the seconds to add up so many bytes over the GPUs of one server, in a ring."""
     share = efficiency_of(gpu)
+    latency = share.link_latency if gpus > 1 else 0.0
     passed, link = 2 * (gpus - 1) / gpus * size, gpu.link_bandwidth * share.link
     if gpus > 2 and gpu.link_bandwidth <= PCIE_4:
         link = min(link, FEW_LANES)
-    return share.link_latency + passed / link
+    return latency + passed / link
+
+
+def lacking_sums(gpu: Gpu, gpus: int) -> str:
+    """Say that nobody measured how so many of a GPU add up, where they do it over PCIe; else ""."""
+    return OVER_PCIE if gpus > 1 and gpu.link_bandwidth <= NVLINK else ""

@@ -23,9 +23,9 @@ def band(profile: str, prompt: float, unmeasured: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("profile", "prompt", "row", "blind"),
     [
-        (LLAMA, LONG - 1, "| run: dense |", ": dense models | "),
-        (LLAMA, LONG, "| run: dense, long prompts |", ": dense models | "),
-        (MIXTRAL, LONG, "| run: experts |", "experts on NVIDIA | "),
+        (LLAMA, LONG - 1, "|run: dense|", ": dense models | "),
+        (LLAMA, LONG, "|run: dense, long prompts|", ": dense models | "),
+        (MIXTRAL, LONG, "|run: experts|", "experts on NVIDIA | "),
     ],
 )
 def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blind) -> None:
@@ -54,7 +54,7 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
         assert "(by data sheet; in sample) are off by less than 12 % in E2EL (27 runs), " in said
         assert " 16 % in TPOT (155 runs)" in said
         assert said.endswith("; by more on a GPU without any measured kernels")
-    assert "| run: by data sheet | 2.7, 11.9 (27) | 4.0, 15.0 (155) |" in PAGE.read_text()
+    assert "|run: by data sheet|2.7, 11.9 (27)|4.0, 15.0 (155)|" in PAGE.read_text()
     assert not band("linear", 100.0)
     assert not band("tiny-test.cpu.fp32", 100.0)  # the campaign has GPUs
 
