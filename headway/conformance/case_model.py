@@ -121,6 +121,7 @@ class VllmConfig(_Model):
     watermark: Share = 0.0
     prefill_schedule_interval: Positive = 1
     async_scheduling: Flag = False
+    pipeline_parallel_size: Positive = 1
     block_size: Positive = 16
     num_gpu_blocks: Annotated[int, _whole(2)] = 10000
     enable_prefix_caching: Flag = True
@@ -180,6 +181,20 @@ class VllmConfig(_Model):
             raise MappingError("kv_cache_groups", "mamba needs prefix caching and chunked prefill")
         if wrong:
             raise MappingError([(("max_num_batched_tokens",), what) for what in wrong])
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_beside_stages(self) -> "VllmConfig":
+        others = self.encoder_cache_size, self.kv_offloading_blocks, self.max_loras
+        for wrong, what in (
+            (any((*others, *self.kv_cache_groups)), "is compared without other features"),
+            (
+                self.speculative_config and not self.async_scheduling,
+                "beside drafts needs async_scheduling: true",
+            ),
+        ):
+            if wrong and self.pipeline_parallel_size > 1:
+                raise MappingError("pipeline_parallel_size", what)
         return self
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "states": "draw layers that keep states, and prompts that branch off",
     "drafts": "draw speculative decoding, too",
     "draft-sizes": "draw drafts, as many as the batch size says",
+    "stages": "draw pipeline stages, beside drafts asynchronous ones alone",
     "limits": "schedule less than fits in a step",
     "stops": "let answers end by a stop token",
 }
@@ -37,7 +38,7 @@ KINDS = {
 def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:
     """Get a case of a seed, as a case file has it; `kinds` of KINDS are drawn, too."""
     rng = Random(f"case {seed} {number}")
-    config = _config(rng)
+    config = _config(rng, stages="stages" in kinds)
     if "drafts" in kinds or "draft-sizes" in kinds:
         _add_drafts(rng, config, sizes="draft-sizes" in kinds)
     retains = "retention" in kinds or "states" in kinds
@@ -82,13 +83,13 @@ def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:
     }
 
 
-def _config(rng: Random) -> Values:
+def _config(rng: Random, *, stages: bool) -> Values:
     longest = rng.choice([64, 128, 256])
     seats = rng.randint(1, 8)
     size = rng.choice([4, 16])
     chunked = rng.random() < 0.85
     budget = max(seats, rng.choice([8, 16, 32, 64, 256]), 0 if chunked else longest)
-    return {
+    drawn = {
         "policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "max_num_seqs": seats,
         "max_num_batched_tokens": budget,
@@ -103,11 +104,13 @@ def _config(rng: Random) -> Values:
         "num_gpu_blocks": longest // size + rng.choice([1, 2, 5, 20, 100]) + 1,
         "enable_prefix_caching": rng.random() < 0.5,
     }
+    return drawn | ({"pipeline_parallel_size": rng.choice([2, 2, 3, 4])} if stages else {})
 
 
 def _add_drafts(rng: Random, config: Values, *, sizes: bool) -> None:
     """Draw speculative decoding."""
     drafts = rng.choice([1, 2, 3, 5])
+    config["async_scheduling"] |= "pipeline_parallel_size" in config
     config["long_prefill_token_threshold"] = rng.choice([0, 0, drafts + 1, 20])
     config["speculative_config"] = {
         "method": rng.choice(["ngram", "eagle", "mtp", "draft_model"]),

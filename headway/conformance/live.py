@@ -25,15 +25,15 @@ from headway.conformance.engine_fields import unknown_fields
 from headway.conformance.recorder import Recorder, dump
 from headway.conformance.replay import (
     RecordedAsyncReplica,
-    RecordedAsyncScheduler,
     RecordedReplica,
-    RecordedScheduler,
     Replay,
 )
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Timing
 from simulator.core.request import Step
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.rules import Release, read_release
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 Row = dict[str, Any]
@@ -334,7 +334,7 @@ class _LiveClock:
         return Timing(self._free_at - start)
 
 
-class _LiveScheduler(RecordedScheduler):
+class _LiveScheduler(Scheduler):
     """Gets requests as the live server's scheduler got them."""
 
     replay: "LiveReplay"
@@ -344,7 +344,7 @@ class _LiveScheduler(RecordedScheduler):
         return super().schedule(now)
 
 
-class _LiveAsyncScheduler(_LiveScheduler, RecordedAsyncScheduler):
+class _LiveAsyncScheduler(_LiveScheduler, AsyncScheduler):
     """The same, asynchronous."""
 
 

@@ -40,6 +40,7 @@ OPTIONS = (
     "max_num_active_seqs",
     "max_num_scheduled_tokens",
     "disable_chunked_mm_input",
+    "pipeline_parallel_size",
 )
 
 
@@ -158,7 +159,8 @@ class RecordedVllm:
         self._recorder = StepRecorder(self.rows.append)
         self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
         self._numbers: dict[Hashable, int] = {}
-        self._gpu_free = 0  # ns, when the batches in flight are over
+        self._stage_free = [0] * config.pipeline_parallel_size  # ns, when each has no batch
+        self._known: dict[str, int] = {}  # ns, when each request's tokens in flight are there
         self._arrivals = deque(sorted(self.case.requests, key=lambda r: (r.arrival_ns, r.id)))
         self.batches: dict[int, Batch] = {}
         self._last: Batch | None = None
@@ -191,21 +193,21 @@ class RecordedVllm:
         def nothing(_: object) -> Iterator[None]:
             yield
 
-        asynchronous = self.case.config.async_scheduling
-        step = core.EngineCore.step_with_batch_queue if asynchronous else core.EngineCore.step
+        size = self.vllm.vllm_config.max_concurrent_batches
+        step = core.EngineCore.step if size == 1 else core.EngineCore.step_with_batch_queue
         core.get_watch_dog = lambda: SimpleNamespace(feed=lambda: None)
         engine = SimpleNamespace(
             scheduler=self.vllm,
             model_executor=SimpleNamespace(
                 execute_model=self._execute, sample_tokens=lambda _, non_block=False: self._last
             ),
-            batch_queue=deque(maxlen=2) if asynchronous else None,
-            batch_queue_size=2,
+            batch_queue=None if size == 1 else deque(maxlen=size),
+            batch_queue_size=size,
             is_mm_encoder_only=False,
             is_ec_consumer=True,  # up to 0.30, of whoever does more than encode
             is_pooling_model=False,
             check_for_draft_tokens=False,
-            async_scheduling=asynchronous,
+            async_scheduling=self.case.config.async_scheduling,
             output_queue=SimpleNamespace(put_nowait=lambda _: None),
             log_error_detail=nothing,
             capture_iteration_details=nothing,
@@ -222,18 +224,26 @@ class RecordedVllm:
         """Put what vLLM has just scheduled behind the batches in flight."""
         tokens = output.num_scheduled_tokens
         getting = [name for name in tokens if not is_chunk(self.vllm.requests[name])]
-        start = end = max(self.now, self._gpu_free)
-        times, asynchronous = self.case.step_time, self.case.config.async_scheduling
+        start = end = max(self.now, self._stage_free[-1])
+        times, overlaps = self.case.step_time, self.core.batch_queue is not None
         if row is not None:
             if tokens:
-                end += times.duration(row["tokens"], row["context"])
-                self._gpu_free = end
-            row["dur"] = end - start if tokens or asynchronous else times.empty_ns
-            if asynchronous:
+                after = max(self._known.get(name, 0) for name in tokens)
+                end = self._pass(after, times.duration(row["tokens"], row["context"]))
+                self._known.update(dict.fromkeys(getting, end))
+            row["dur"] = end - start if tokens or overlaps else times.empty_ns
+            if overlaps:
                 row["start"] = start
         self._last = self.batches[id(output)] = Batch(self, output, getting, end)
         if self._transfers is not None:
             self._transfers.send("load", output.kv_connector_metadata.load_jobs, self.now)
+
+    def _pass(self, after: int, duration: int) -> int:
+        """Send a batch whose tokens are there at `after` through all stages; say when it is out."""
+        at = max(self.now, after)
+        for stage, free in enumerate(self._stage_free):
+            at = self._stage_free[stage] = max(at, free) + duration
+        return at
 
     def _execute(self, output: Any, non_block: bool = False) -> Batch:
         return self.batches[id(output)]

@@ -20,6 +20,7 @@ from simulator.features.images.work import EncoderWork, work_of
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 
 
 class StepLimit(Exception):  # noqa: N818  it is no error
@@ -232,6 +233,8 @@ class Recorder:
     def received(self, request: Request) -> int:
         """Count the tokens of an answer that have come out."""
         tokens = self.scheduler.decodes.generated(request)
+        if isinstance(self.scheduler, PipelineScheduler):
+            return tokens - request.unknown
         if isinstance(self.scheduler, AsyncScheduler):  # what is in flight has been counted
             for row in self.pending:
                 ids = {id for id, _, _ in row.scheduled}

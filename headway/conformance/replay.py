@@ -4,7 +4,7 @@ They behave as in a simulation, and tell a recorder what they do.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import simpy
@@ -14,14 +14,20 @@ from headway.conformance.case_model import Case, StepTime
 from headway.conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
-from simulator.core.executor import Executor, Leap, Timing
+from simulator.core.executor import Executor, Leap, StageTimes, Timing
 from simulator.core.request import Media, Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.loop import EngineLoop
-from simulator.engine.replica import Replica
+from simulator.engine.replica import PipelineReplica, Replica
 from simulator.features.drafts.as_sums import Speculative
 from simulator.features.drafts.blocks import DraftBlocks, DraftHybridBlocks, SlotCounter
-from simulator.features.drafts.walk import AsyncDraftWalk, AsyncHostDrafts, DraftWalk, HostDrafts
+from simulator.features.drafts.walk import (
+    AsyncDraftWalk,
+    AsyncHostDrafts,
+    DraftWalk,
+    HostDrafts,
+    PipelineDrafts,
+)
 from simulator.features.images.images import EncoderLimits, Images, encoder_of
 from simulator.features.lora.lora import Lora
 from simulator.features.states.states import States
@@ -37,6 +43,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.interface import MAMBA
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -81,12 +88,6 @@ class RecordedHybrid(HybridManager):
             self.recorder.blocks.append((self.free, self.hashed))
 
 
-class RecordedStates(StateManager):
-    """Blocks of groups of layers, some with states."""
-
-    recorder: Recorder
-
-
 class Recorded(SchedulerBase):
     """A scheduler that tells whom it admits and preempts."""
 
@@ -105,73 +106,23 @@ class Recorded(SchedulerBase):
         super().preempt(request)
 
 
-class RecordedScheduler(Recorded, Scheduler):
-    """vLLM's."""
-
-
-class RecordedAsyncScheduler(Recorded, AsyncScheduler):
-    """The same, asynchronous."""
-
-
-class RecordedOffloading(Recorded, Offloading):
-    """With blocks in host memory."""
-
-
-class RecordedAsyncOffloading(Recorded, AsyncOffloading):
-    """The same, asynchronous."""
-
-
-class RecordedSlots(SlotCounter):
-    """Blocks of drafts."""
-
-    recorder: Recorder
-
-
-class RecordedSpeculative(Recorded, Speculative):
-    """With drafts."""
-
-
-class RecordedDrafts(DraftBlocks):
-    """Blocks of drafts with names."""
-
-    recorder: Recorder
-
-
-class RecordedHostDrafts(Recorded, HostDrafts):
-    """With drafts and blocks in host memory."""
-
-
-class RecordedAsyncHostDrafts(Recorded, AsyncHostDrafts):
-    """The same, asynchronous."""
-
-
-class RecordedHybridDrafts(DraftHybridBlocks):
-    """The same of groups of layers."""
-
-    recorder: Recorder
-
-
-class RecordedDraftWalk(Recorded, DraftWalk):
-    """With drafts, one by one."""
-
-
-class RecordedAsyncDraftWalk(Recorded, AsyncDraftWalk):
-    """The same, asynchronous."""
-
-
-class RecordedInstalledScheduler(Recorded, InstalledScheduler):
-    """The installed vLLM's."""
+def recorded(kind: type[SchedulerBase]) -> Callable[..., Recorded]:
+    """Make a scheduler's class that tells a recorder what it does."""
+    return type(f"Recorded{kind.__name__}", (Recorded, kind), {})
 
 
 class RecordedClock:
     """The step-time model of a case, in nanoseconds; an executor of a recorded engine."""
 
-    def __init__(self, recorder: Recorder, times: StepTime) -> None:
-        self.recorder, self.times = recorder, times
+    def __init__(self, recorder: Recorder, times: StepTime, stages: int) -> None:
+        self.recorder, self.times, self.stages = recorder, times, stages
 
     def execute(self, step: Step) -> Timing:
         row = self.recorder.add_step(step)
         return Timing(self.times.duration(row.tokens, row.context))
+
+    def stage_seconds(self, step: Step) -> StageTimes:
+        return StageTimes(0, [self.execute(step).seconds] * self.stages, 0)
 
     def leap(self, step: Step, repeats: int) -> Leap:
         first, more = self.execute(step).seconds, self.times.per_context_token_ns * step.decodes
@@ -261,6 +212,32 @@ class RecordedAsyncReplica(RecordedReplica):
             recorder.pending.append(leap)
 
 
+class RecordedPipelineReplica(RecordedReplica, PipelineReplica):
+    """The same with the batches of pipeline stages in flight."""
+
+    def __init__(self, *given: Any, leap: bool, empty_step_seconds: float) -> None:
+        PipelineReplica.__init__(self, *given)
+        self.empty_step_seconds = empty_step_seconds
+        self._told: deque[bool] = deque()  # of the empty batches in flight: each has a row
+
+    def begin(self, now: float, start: float) -> InFlight | None:
+        batch = PipelineReplica.begin(self, now, start)
+        if batch is None:
+            self._told.append(self.scheduler.preempted > 0)
+            if not self.scheduler.preempted:
+                return None
+            self.recorder.add_step(Step([]))
+        self.recorder.pending[-1].start = int(max(now, start))
+        return batch
+
+    def commit(
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
+    ) -> None:
+        PipelineReplica.commit(self, scheduled, decided, start, ends)
+        if scheduled is not None or self._told.popleft():
+            self.recorder.write_outcome(ends)
+
+
 _OPTIONS = (
     "max_num_seqs",
     "max_num_active_seqs",
@@ -284,8 +261,8 @@ class Replay:
     newest known; options that it lacks have no effect.
     """
 
-    schedulers: tuple[type[Recorded], ...] = (RecordedScheduler, RecordedAsyncScheduler)
-    replicas: tuple[type[RecordedReplica], ...] = (RecordedReplica, RecordedAsyncReplica)
+    schedulers: tuple[type[SchedulerBase], ...] = (Scheduler, AsyncScheduler)
+    replicas: tuple[type[Any], ...] = (RecordedReplica, RecordedAsyncReplica)
     """Synchronous and asynchronous."""
 
     def __init__(
@@ -310,20 +287,23 @@ class Replay:
             for r, prompt in zip(case.requests, named, strict=True)
         ]
         self._env = simpy.Environment()
-        asynchronous = config.async_scheduling
+        self._stages = getattr(config, "pipeline_parallel_size", 1)
+        overlaps = config.async_scheduling or self._stages > 1
         self._recorder = recorder = Recorder(
-            self._env, asynchronous=asynchronous, max_steps=case.max_steps
+            self._env, asynchronous=overlaps, max_steps=case.max_steps
         )
         self._scheduler = scheduler = self._make_scheduler(installed)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        replica, empty = self.replicas[asynchronous], case.step_time.empty_ns
+        replica, empty = self.replicas[config.async_scheduling], case.step_time.empty_ns
+        if self._stages > 1:
+            replica = RecordedPipelineReplica
         clock = self._make_clock()
         self._engine = replica(self._env, scheduler, clock, leap=leap, empty_step_seconds=empty)
         self._engine.recorder = recorder
         self._await_arrivals()
 
     def _make_clock(self) -> Executor:
-        return RecordedClock(self._recorder, self.case.step_time)
+        return RecordedClock(self._recorder, self.case.step_time, self._stages)
 
     def _await_arrivals(self) -> None:
         self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
@@ -346,7 +326,7 @@ class Replay:
                 raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
             if config.speculative_config is not None:
                 raise HeadwayError("config.speculative_config: --installed knows of no drafts")
-            return RecordedInstalledScheduler(
+            return recorded(InstalledScheduler)(
                 InstalledBlocks(*size),
                 Limits(**options, async_scheduling=config.async_scheduling),
                 enable_prefix_caching=config.enable_prefix_caching,
@@ -369,11 +349,15 @@ class Replay:
             blocks.tier = host
             options["load_time"] = lambda count: count * times.load_block_ns
             options["store_time"] = lambda count: count * times.store_block_ns
-            kinds = RecordedOffloading, RecordedAsyncOffloading
+            kinds = Offloading, AsyncOffloading
             if config.speculative_config is not None:
-                kinds = RecordedHostDrafts, RecordedAsyncHostDrafts
-        kind: Any = kinds[config.async_scheduling]
-        made: Recorded = kind(
+                kinds = HostDrafts, AsyncHostDrafts
+        kind = kinds[config.async_scheduling]
+        if self._stages > 1:
+            kind = PipelineDrafts if config.speculative_config else PipelineScheduler
+            options |= {"pipeline_parallel_size": self._stages}
+            options |= {"async_scheduling": config.async_scheduling}
+        made: Recorded = recorded(kind)(
             blocks,
             limits=Limits(**options),
             policy=Priority() if config.policy == "priority" else None,
@@ -390,16 +374,16 @@ class Replay:
         retention: int | None,
         options: dict[str, Any],
         features: list[Feature],
-    ) -> tuple[Any, tuple[type[Recorded], ...]]:
+    ) -> tuple[Any, tuple[type[SchedulerBase], ...]]:
         """Make blocks, and say what schedules with them in step and, where it can, ahead."""
         config, drafts, kinds = self.case.config, None, self.schedulers
         caching, windows = config.enable_prefix_caching, config.kv_cache_groups
         if config.speculative_config is not None:
             options["speculation"] = drafts = config.speculative_config.settings()
-            kinds = RecordedDraftWalk, RecordedAsyncDraftWalk
+            kinds = DraftWalk, AsyncDraftWalk
         if MAMBA in windows:
             features.append(States())
-            states = RecordedStates(
+            states = StateManager(
                 *size,
                 prefix_caching=caching,
                 states=[window == MAMBA for window in windows],
@@ -410,7 +394,7 @@ class Replay:
             return states, kinds
         if any(windows):
             lengths = [window for window in windows if isinstance(window, int)]
-            hybrid = (RecordedHybridDrafts if drafts else RecordedHybrid)(
+            hybrid = (DraftHybridBlocks if drafts else RecordedHybrid)(
                 *size,
                 prefix_caching=caching,
                 windows=lengths,
@@ -424,10 +408,10 @@ class Replay:
             return plain if caching else RecordedCounter(*size), kinds
         varies = drafts.num_speculative_tokens_per_batch_size is not None
         if caching or config.async_scheduling or varies:
-            return RecordedDrafts(*size, prefix_caching=caching), kinds
+            return DraftBlocks(*size, prefix_caching=caching), kinds
         ahead, longest = drafts.lookahead, config.max_model_len
-        slots = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)
-        return slots, (RecordedSpeculative,)
+        slots = SlotCounter(*size, lookahead=ahead, max_model_len=longest)
+        return slots, (Speculative,)
 
     def _arrive(self, alarm: simpy.Event) -> None:
         arrivals = self._arrivals

@@ -375,7 +375,7 @@ class SglangReplay(Replay):
         self._recorder = recorder
         scheduler = self._make_sglang(overlaps)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        clock = SglangClock(recorder, case.step_time)
+        clock = SglangClock(recorder, case.step_time, 1)
         self._engine = RecordedSglangReplica(self._env, scheduler, clock, leap=leap)
         self._engine.recorder = recorder
         self._await_arrivals()

@@ -79,7 +79,6 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         if spec.keeps_window:
             what = "needs disable_hybrid_kv_cache_manager: true"
             raise ScenarioError("engine.pipeline_parallel_size", what)
-        return SCHEDULERS["pipeline"]
     if spec.keeps_window:
         lacks = f"must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost"
         need("disable_hybrid_kv_cache_manager", "windows", lacks, "false needs")
@@ -96,6 +95,8 @@ def _in_time(
 ) -> type[SchedulerBase]:
     """Return the kind of a scheduler that schedules ahead, or not, as the engine does."""
     engine, name = spec.engine, policy_name(spec.policy)
+    if engine.pipeline_parallel_size > 1:
+        return SCHEDULERS["pipeline"]
     overlaps = "asynchronous " if engine.async_scheduling else ""
     if engine.loads_beside and chosen is Scheduler and role is None:
         return SCHEDULERS[f"{overlaps}offloading"]

@@ -10,7 +10,7 @@ from simulator.core.request import Request
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
 from simulator.schedulers.interface import SchedulerInterface
-from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.pipeline import Pipelined
 
 
 class Replica(EngineCore, EngineLoop):
@@ -55,12 +55,12 @@ class PipelineReplica(Replica):
     slowest stage.
     """
 
-    scheduler: PipelineScheduler
+    scheduler: Pipelined
 
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: PipelineScheduler,
+        scheduler: Pipelined,
         executor: StagedExecutor,
         *,
         timer: Callable[[EngineLoop], Timer] = LoopTimer,
@@ -117,6 +117,7 @@ class PipelineReplica(Replica):
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the oldest batch, if the loop has waited for it."""
         if self._blocked:
+            self.scheduler.heard = now
             self._commit(self.batch_queue.popleft())
             if self.cancels:
                 self.cancels = False
@@ -128,7 +129,9 @@ class PipelineReplica(Replica):
         while True:
             if self._blocked:
                 self._blocked = False
-                if not self._executed and self._has_requests():
+                # Who has come meanwhile does not count.
+                left = self._kept or self.scheduler.running or self._ended
+                if left and not self._executed:
                     return self._pause(now)
             self._pausing = self._executed = False
             if self._has_requests():
@@ -144,7 +147,7 @@ class PipelineReplica(Replica):
             elif not queue:
                 self._due = -1.0
                 return self._due
-            self._blocked = True
+            self._blocked, self._kept = True, len(self.scheduler.waiting) > 0
             self._due = when = queue[0].ends[-1]
             if when > now:
                 return when
@@ -181,7 +184,7 @@ def make_replica(
     timer: Callable[[EngineLoop], Timer] = LoopTimer,
 ) -> Replica:
     """Make the replica that a scheduler needs; with several stages it does not leap."""
-    if isinstance(scheduler, PipelineScheduler):
+    if isinstance(scheduler, Pipelined):
         if not isinstance(executor, StagedExecutor):
             raise TypeError(f"{type(executor).__name__} does not tell what each stage takes")
         return PipelineReplica(env, scheduler, executor, timer=timer)

@@ -328,8 +328,9 @@ def _stage(
 ) -> MemoryBudget:
     """Get the budget of the last of some stages, of `layers` each: the first has the embedding.
 
-    The last of all has the lm_head, the sampler and what drafts. All have encoders, and some
-    models' classes both tables (read in vLLM 0.32).
+    The last of all has the lm_head, the sampler and what drafts, whose layers want a table of
+    tokens there (`maybe_share_target_embed`, 0.33). All have encoders, and some models' classes
+    both tables (read in vLLM 0.32).
     """
     cache, gpus = sizes.cache(model), sizes.tensor_parallel_size
     first, last = len(layers) == 1, len(layers) == sizes.pipeline_parallel_size
@@ -342,7 +343,10 @@ def _stage(
     left_out = sizes.enforce_eager or (gpu.is_amd and not sizes.term("graphs of AMD's"))
     graph = 0 if left_out else sizes.term("expert_graph" if model.num_experts else "dense_graph")
     each = model.layer_bytes(max(model.cached_layers), cache, gpus)
-    per_token = model.kv_bytes_per_token(cache, gpus) + sizes.more_layers(model) * each
+    more = sizes.more_layers(model) * each
+    per_token = model.kv_bytes_per_token(cache, gpus) + more
+    weights += parts.embedding * (last and more > 0 and not has_table)
+    share += more * (last - share) / (per_token or 1.0)  # of what is cached
     layout = kv_layout(model, sizes)
     return MemoryBudget(
         model=model,

@@ -40,8 +40,12 @@ KINDS = [
     ("draft-adapters", 60, 3000, "--drafts --loras"),
     ("draft-offloading", 60, 4000, "--drafts --offloading"),
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
+    ("stages", 60, 4400, "--stages --stops"),  # pipelines: batches in flight, in step or ahead
+    ("draft-stages", 60, 3500, "--stages --drafts --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
+NEWEST_ALONE = ("drawn", "windows", "draft-windows", "draft-sizes", "stages", "draft-stages")
+"""Kinds that were recorded from 0.33 alone."""
 
 
 @pytest.mark.many
@@ -52,7 +56,7 @@ KINDS = [
         (kind, count, steps, release)
         for kind, count, steps, _ in KINDS
         for release in ("0.33", "0.32")
-        if release == "0.33" or kind not in ("drawn", "windows", "draft-windows", "draft-sizes")
+        if release == "0.33" or kind not in NEWEST_ALONE
     ],
 )
 def test_all_drawn_cases_agree_in_every_field(

@@ -6,6 +6,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import DraftConfig
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.pipeline import PipelineCost
 from simulator.features.drafts.cost import DraftedCost
 
 
@@ -41,3 +42,13 @@ def test_drafting_costs_what_its_terms_say() -> None:
     assert isclose(DraftedCost(target, 3, draft).execute(step).seconds, 1.8 + 3 * 0.012)
     draft = DraftConfig(fraction=0.1)
     assert isclose(DraftedCost(target, 3, draft).execute(step).seconds, 1.8 + 0.1 * (1.8 + 2 * 1.2))
+
+
+def test_the_last_stage_of_a_pipeline_drafts() -> None:
+    """Each takes 1.8 s, and without drafts 1.2 s; the first draft step a tenth of both stages."""
+    target = LinearCost(base=1.0, per_token=0.1)
+    pipeline, step = PipelineCost(target, (target, target), send=0.5), Step([], 2, 30, drafts=6)
+    drafted = DraftedCost(pipeline, 3, DraftConfig(fraction=0.1))
+    host, (first, last), send = drafted.stage_seconds(step)
+    assert (host, first, send) == (0.0, 1.8, 0.5)
+    assert isclose(last, 1.8 + 0.1 * (2 * 1.8 + 2 * 2 * 1.2))

@@ -105,13 +105,20 @@ def test_the_stage_with_the_least_room_says_how_many_blocks_there_are() -> None:
     assert two.activations == 256 * LLAMA.vocab_size * 14  # the sampler's
 
 
-def test_a_stage_without_drafts_shows_none() -> None:
-    """The last one drafts; the fullest of 27, 27 and 26 layers is another."""
+def test_the_stage_that_drafts_has_a_table_and_a_layer_more() -> None:
+    """The last, of 26 layers: EAGLE's own is the 27th to be cached, and reads a table of tokens."""
     drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": 0.0}
     keys = {"speculative_config": drafts | {"draft": {"seconds": 0.0}}}
     budget = kv_budget(LLAMA, GPUS["H200"], pipeline_parallel_size=3, **keys)
-    assert budget.layers == 27
-    assert budget.parts["weights"] == budget.weights
+    assert budget.layers == 26
+    assert budget.kv_bytes_per_token == pytest.approx(27 * 2 * 8 * 128 * 2)
+    assert budget.layout.block_bytes == pytest.approx(16 * budget.kv_bytes_per_token)
+    plain = kv_budget(LLAMA, GPUS["H200"], pipeline_parallel_size=4)  # the last: 20 layers
+    table = LLAMA.vocab_size * LLAMA.hidden_size * 2
+    layer = (LLAMA.weight_bytes() - 2 * table) / 80
+    assert plain.layers == 20
+    more = budget.weights - plain.weights - budget.drafts
+    assert more == pytest.approx(6 * layer + table, rel=1e-3)
 
 
 @pytest.mark.parametrize(

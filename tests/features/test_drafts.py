@@ -5,7 +5,13 @@ import pytest
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.features.drafts.cost import DraftedCost
 from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, SpeculativeSgLang
-from simulator.features.drafts.walk import AsyncDraftWalk, AsyncHostDrafts, DraftWalk, HostDrafts
+from simulator.features.drafts.walk import (
+    AsyncDraftWalk,
+    AsyncHostDrafts,
+    DraftWalk,
+    HostDrafts,
+    PipelineDrafts,
+)
 from simulator.features.lora.cost import LoraCost
 from simulator.features.lora.lora import Lora
 from simulator.scenario.load import load_scenario, resolve
@@ -44,6 +50,20 @@ def test_drafts_are_verified_by_a_scheduler_of_their_own(engine: dict, kinds: tu
         made = make_scheduler(resolve(found), True)
         assert type(made) is kind
         assert not made.features
+
+
+def test_on_pipeline_stages_drafts_are_verified_ahead_alone() -> None:
+    """In step vLLM 0.33 schedules k tokens for k drafts, and its model runner's assertion fails."""
+    engine = {"speculative_config": DRAFTS, "pipeline_parallel_size": 2}
+    scenario = {"engine": engine, "gpu": {"count": 2}}
+    assert type(make_scheduler(resolve(load_scenario(scenario)), True)) is PipelineDrafts
+    engine["async_scheduling"] = False
+    with pytest.raises(HeadwayError, match="beside drafts needs async_scheduling: true; vLLM"):
+        resolve(load_scenario(scenario))
+    del engine["async_scheduling"]
+    engine["version"] = "0.32.0"
+    with pytest.raises(HeadwayError, match=r"beside drafts needs the rules of vLLM 0\.33 or later"):
+        resolve(load_scenario(scenario))
 
 
 def test_a_window_in_stages_needs_one_table_for_all_layers() -> None:

@@ -39,6 +39,7 @@ GRANTS = {
     "memory and commands, as a second stranger tried them": (50, 60, 0, 0),
     "answers, as a second stranger bought by them": (20, 70, 0, 0),
     "drafts beside host tiers": (51, 55, 0, 0),
+    "drafts beside roles and pipeline stages": (150, 180, 0, 0),
     "commands as people publish them: drafts, replicas, blocks": (
         40,
         40,

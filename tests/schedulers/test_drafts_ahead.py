@@ -144,3 +144,19 @@ engine:
     assert load_scenario(path, ["engine.version=0.32"]).engine.disable_hybrid_kv_cache_manager
     ngram = ["engine.version=0.32", "engine.speculative_config.method=ngram"]
     assert not load_scenario(path, ngram).engine.disable_hybrid_kv_cache_manager
+
+
+def test_on_pipeline_stages_patience_and_failures_leave_nothing_behind(write) -> None:
+    """Few blocks: requests are preempted, given up and lost amid drafts, and end once each."""
+    text = SCENARIO.replace("enable_prefix_caching: false", "pipeline_parallel_size: 2")
+    path = write(text + "gpu: {name: H100-SXM, count: 2}\n")
+    few = ["engine.num_gpu_blocks_override=64", "engine.max_model_len=400"]
+    calm = run(load_scenario(path, few))
+    assert calm.summary()["total_output_tokens"] == 300 * 101
+    assert calm.requests["preemptions"].sum() > 0
+    trouble = "cluster={replicas: 2, failures: {mtbf: 6, mttr: 1}, client: {timeout: 1}}"
+    made = run(load_scenario(path, [*few, trouble]))
+    reasons = made.requests["finish_reason"]
+    assert len(reasons) == 300
+    assert {*reasons} == {"stop", "timeout"}
+    assert (made.requests["output_tokens"][reasons == "stop"] == 101).all()

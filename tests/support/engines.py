@@ -21,7 +21,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.limits import ALL_LIMITS, Limits
-from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.pipeline import Pipelined
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.consistency import assert_consistent
@@ -115,7 +115,7 @@ def play(
     if isinstance(clock, Clock):
         clock = copy(clock)
         clock.watched = scheduler
-    if isinstance(scheduler, PipelineScheduler) and isinstance(clock, Clock):
+    if isinstance(scheduler, Pipelined) and isinstance(clock, Clock):
         clock = Stages(clock, (1.0,) * scheduler.pipeline_parallel_size)
     replica = make_replica(env, scheduler, clock, leap=leap)  # type: ignore[arg-type]
     predictor = Noisy(sigma).predictor(load, np.random.default_rng(0))

@@ -18,7 +18,7 @@ from simulator.schedulers.feature import ORDERING, Conflict, Feature, Need
 from simulator.schedulers.vllm.rules import write_release
 from simulator.util.errors import ScenarioError
 
-BESIDE_HOST_SINCE = (0, 32, 0)
+BESIDE_HOST_SINCE, BESIDE_STAGES_SINCE = (0, 32, 0), (0, 33, 0)
 
 
 class Speculation(Feature):
@@ -103,6 +103,15 @@ def _with_drafts(spec: Any, drafts: SpeculativeConfig) -> type[Any]:
         return Speculative
     from simulator.features.drafts import walk as kinds
 
+    if engine.pipeline_parallel_size > 1:
+        at = "engine.pipeline_parallel_size"
+        if not engine.follows_vllm or spec.release < BESIDE_STAGES_SINCE:
+            since = write_release(BESIDE_STAGES_SINCE[:2])
+            raise ScenarioError(at, f"beside drafts needs the rules of vLLM {since} or later")
+        if not engine.async_scheduling:
+            what = "beside drafts needs async_scheduling: true; vLLM 0.33 stops without it (52071)"
+            raise ScenarioError(at, what)
+        return kinds.PipelineDrafts
     if engine.kv_offloading_size is None:
         return kinds.AsyncDraftWalk if engine.async_scheduling else kinds.DraftWalk
     _check_beside_host(spec, drafts)

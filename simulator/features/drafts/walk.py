@@ -18,15 +18,18 @@ from simulator.features.drafts.blocks import DraftBlocks
 from simulator.features.drafts.rows import verified_row
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.offloading import Ahead, Offloading
+from simulator.schedulers.vllm.pipeline import Pipelined
 from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 
 class Drafted:
     """How far a request is that has been admitted."""
 
-    __slots__ = ("drafts", "places", "said")
+    __slots__ = ("batch", "drafts", "next_step", "places", "said")
 
     def __init__(self) -> None:
+        self.batch: DraftBatch | None = None  # of pipeline stages, the last with it
+        self.next_step = 0  # the first of theirs that it may decode in
         self.drafts = 0  # made for its next step
         self.said = 0  # tokens of its answer when all steps in flight are over
         self.places = -1  # in steps in flight, of tokens and drafts; -1: it has no drafts yet
@@ -51,6 +54,7 @@ class DraftBatch:
     def __init__(self, decided: float, outcomes: list[Outcome]) -> None:
         self.decided = decided
         self.outcomes = outcomes
+        self.after = self.end = 0.0  # s, of pipeline stages: when what it begins with is there
 
     def verified(self) -> Iterator[Outcome]:
         """Yield what comes of those who decode and have not ended before."""
@@ -225,6 +229,49 @@ class AsyncDraftWalk(DraftWalk):
     """The same with two batches in flight."""
 
     traits = Traits(counts_ahead=False, overlaps=True)
+
+
+class PipelineDrafts(Pipelined, AsyncDraftWalk):
+    """The same with the batches of pipeline stages in flight, as in vLLM 0.33.
+
+    In step, vLLM schedules drafts there before it knows the token that they follow, and stops.
+    """
+
+    traits = AsyncDraftWalk.traits
+
+    def __init__(self, blocks: DraftBlocks, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
+        self.batches = self.in_flight
+
+    def schedule(self, now: float) -> Step:
+        self.current_step += 1
+        step = super().schedule(now)
+        if step.decodes or step.prefills:
+            batch = self.in_flight[-1]
+            for one in batch.outcomes:
+                drafted = self._drafted[one.request]
+                if drafted.batch is not None:
+                    batch.after = max(batch.after, drafted.batch.end)
+                if drafted.places >= 0:
+                    drafted.batch = batch
+                    drafted.next_step = self.current_step + self.pipeline_parallel_size
+        return step
+
+    def tokens_wanted(self, request: Request) -> int:
+        early = self.current_step < self._drafted[request].next_step
+        return 0 if early else super().tokens_wanted(request)
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        request.remote = int(request.unknown > 0)
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        batch = self.in_flight[0]
+        over = super().commit(step, [max(ends[-1], self.heard)])
+        for one in batch.outcomes:
+            if not one.request.unknown:
+                one.request.remote = 0
+        return over
 
 
 class HostDrafts(Offloading, DraftWalk):

@@ -15,7 +15,7 @@ leapt over.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Any, Unpack
 
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
@@ -34,32 +34,54 @@ class Batch:
     end: float = 0.0  # s
 
 
-class PipelineScheduler(Scheduler):
-    """The scheduler with `pipeline_parallel_size` batches in flight, or one more if asynchronous.
+class Pipelined(Scheduler):
+    """Has `pipeline_parallel_size` batches in flight, or one more if asynchronous.
 
-    The other arguments are those of Scheduler. `commit` wants the steps in the order in which they
-    were scheduled, empty ones left out.
+    `commit` wants the steps in the order in which they were scheduled, empty ones left out.
     """
 
     traits = Traits(overlaps=True)
+    batches: deque[Any]
 
     def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         self.async_scheduling = self.limits.async_scheduling
-        blocks.delay = int(self.async_scheduling)
         self.pipeline_parallel_size = self.limits.pipeline_parallel_size
-        self.batches: deque[Batch] = deque()
         self.current_step = 0  # calls of `schedule` so far
-        self._ready: list[Request] = []  # running, and maybe some who ran, with tokens to compute
-        self._eligible: dict[int, list[Request]] = {}  # asynchronous: by step, who gets ready
-        self._in_flight: dict[Request, int] = {}  # tokens that are being computed
-        self._yielding: dict[Request, Batch] = {}  # the batch that yields a token not known yet
+        self.heard = 0.0  # s, when the engine last looked at an outcome: it may have slept
         self._late: list[Request] = []  # taken from the queue's head, to be put back
 
     @property
     def max_concurrent_batches(self) -> int:
         """Batches in flight, at most."""
         return self.pipeline_parallel_size + self.async_scheduling
+
+    def admit(self, step: Step, budget: int, cap: int) -> None:
+        super().admit(step, budget, cap)
+        while self._late:
+            self.waiting.put_back(self._late.pop())
+
+    def pull(self, step: Step, request: Request, budget: int) -> int:
+        """Pass over a head of the queue of which something is still in flight."""
+        self._late.append(self.waiting.take())
+        self._deferred.add(request)
+        return budget
+
+    def horizon(self, step: Step) -> int:
+        return 1
+
+
+class PipelineScheduler(Pipelined):
+    """The scheduler of a pipeline's stages. The arguments are those of Scheduler."""
+
+    def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
+        super().__init__(blocks, **options)
+        blocks.delay = int(self.async_scheduling)
+        self.batches: deque[Batch] = deque()
+        self._ready: list[Request] = []  # running, and maybe some who ran, with tokens to compute
+        self._eligible: dict[int, list[Request]] = {}  # asynchronous: by step, who gets ready
+        self._in_flight: dict[Request, int] = {}  # tokens that are being computed
+        self._yielding: dict[Request, Batch] = {}  # the batch that yields a token not known yet
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass and count what it will bring."""
@@ -75,16 +97,13 @@ class PipelineScheduler(Scheduler):
         budget = self._schedule_running(step, cap)
         if budget and not self.preempted and self.waiting:
             self.admit(step, budget, cap)
-            while self._late:
-                self.waiting.put_back(self._late.pop())
         if step.decodes or step.prefills:
             self._send(step)
             if self.tracks_longest and step.decodes:
                 step.longest = self.decodes.longest_in(step)
         if interval is not None:
-            interval.end(
-                bool(step.decodes or step.prefills), not self.preempted, bool(self.waiting)
-            )
+            waits = len(self.waiting) > len(self._deferred)
+            interval.end(bool(step.decodes or step.prefills), not self.preempted, waits)
         return step
 
     def _schedule_running(self, step: Step, cap: int) -> int:
@@ -123,23 +142,22 @@ class PipelineScheduler(Scheduler):
             if request in self._yielding:
                 batch.after = max(batch.after, self._yielding[request].end)
             self._in_flight[request] = self._in_flight.get(request, 0) + chunk.tokens
-            yields = not request.pending
+            ghost = request.generated == request.output_limit  # a stop token is on its way
+            step.ghosts += ghost
+            yields = not request.pending and not ghost
             batch.parts.append((request, chunk.tokens, yields))
             if not yields:
-                self._ready.append(request)
+                if not ghost:
+                    self._ready.append(request)
                 continue
             request.generated += 1
             request.unknown += 1
             self._yielding[request] = batch
-            if self.async_scheduling and request.generated < request.output_limit:
+            allowed = min(request.max_tokens or 0, self.max_model_len - request.prompt_tokens)
+            if self.async_scheduling and request.generated < max(request.output_limit, allowed):
                 step_number = self.current_step + self.pipeline_parallel_size
                 self._eligible.setdefault(step_number, []).append(request)
         self.batches.append(batch)
-
-    def pull(self, step: Step, request: Request, budget: int) -> int:
-        """Pass over a head of the queue of which something is still in flight."""
-        self._late.append(self.waiting.take())
-        return budget
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)
@@ -150,7 +168,7 @@ class PipelineScheduler(Scheduler):
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""
-        batch, now = self.batches.popleft(), ends[-1]
+        batch, now = self.batches.popleft(), max(ends[-1], self.heard)
         over: list[Request] = []
         for request, tokens, yields in batch.parts:
             if request.finish >= 0 or request not in self._in_flight:  # nobody wants it any more
@@ -184,17 +202,16 @@ class PipelineScheduler(Scheduler):
 
     def finish(self, request: Request, now: float) -> None:
         """End a request and free what it holds, or take it from the queue if it was preempted."""
+        self._in_flight.pop(request, None)
         if request in self.running:
             super().finish(request, now)
         else:
             request.finish = now
             self.waiting.remove(request)
+            self._deferred.discard(request)
 
     def cancel(self, request: Request) -> None:
         """Let a request go: what is in flight of it is thrown away."""
         self._in_flight.pop(request, None)
         self._yielding.pop(request, None)
         super().cancel(request)
-
-    def horizon(self, step: Step) -> int:
-        return 1
