@@ -37,6 +37,7 @@ WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
 BUSY = 0.95  # of the time: not yet full, though it looks like it
+HOST_BOUND = 0.25  # of the steps' time, from which on the error of a host is one of the whole run
 NEAR = 0.9  # share of saturation from which on an error of step times is told as a warning
 SECTIONS = read_table(__file__, "sections.csv")
 """Key, name and title; all but the last six as vLLM has them."""
@@ -317,8 +318,8 @@ def _costs_by_group(gauges: Summary) -> list[Summary]:
     cluster = gauges.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
     found = groups.values() if isinstance(groups, Mapping) else [gauges]
-    prompt = {key: gauges[key] for key in ("mean_prompt",) if key in gauges}
-    return [{**one, **prompt} for one in found if isinstance(one, Mapping) and one.get("profile")]
+    whole = {key: gauges[key] for key in ("mean_prompt", "host_share") if key in gauges}
+    return [{**one, **whole} for one in found if isinstance(one, Mapping) and one.get("profile")]
 
 
 def cost_gauges(summary: Summary) -> Summary:
@@ -382,7 +383,7 @@ def run_band(gauges: Summary) -> str:
     errors, told = campaign(), "nine of ten runs ({}; in sample) are off by less than {}"
     if lacks.startswith("kernels") or " scaled to " in profile:
         told = told.format(DATA_SHEET, errors[DATA_SHEET])
-        return f"{told}; by more on a GPU without any measured kernels"
+        return f"{told}; by more on a GPU without any measured kernels{_host_bound(gauges)}"
     name = profile.rsplit(".", 2)[0]
     if name not in shipped_models() or ".cpu." in profile:
         return ""
@@ -391,7 +392,15 @@ def run_band(gauges: Summary) -> str:
     kind = kind if kind in errors else model
     told = told.format(kind, errors[kind])
     first = f"{blind(model)}; of 38 other runs {blind('study')}"
-    return f"{told}; median errors of first scores (docs/accuracy.md): {first}"
+    return f"{told}; median errors of first scores (docs/accuracy.md): {first}{_host_bound(gauges)}"
+
+
+def _host_bound(gauges: Summary) -> str:
+    """Say how far off whole runs may be in which the host takes much of the steps' time."""
+    told = (
+        "; the host takes a quarter of the steps' time or more: on others runs take half to twice"
+    )
+    return told if (gauges.get("host_share") or 0.0) >= HOST_BOUND else ""
 
 
 def run_kind(model: str, prompt: float) -> str:
