@@ -18,6 +18,7 @@ from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
 MAX_IDLE = 0.25  # s after an answer at which the next request still counts as waiting for it
 STAGE_GAP = 1.0  # s without work before a load generator's next stage; within one there are 0.5
+WAVE = 0.1  # s
 ROUNDS = 10  # per client where no number is recorded; AIConfigurator's means are of so many
 DEFAULT_REQUESTS = 1000  # of an open one
 INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
@@ -264,8 +265,12 @@ def draw_from_pool(run: Run, load: Workload) -> tuple[Workload, int]:
 
 
 def first_wave(load: Workload) -> float:
-    """Return the share of a closed loop's requests that are sent at once, before all others."""
-    return min(load.max_concurrency or 0, int((load.arrival == load.arrival[0]).sum())) / len(load)
+    """Return the share of a closed loop's requests that are sent at once, before all others.
+
+    Clients of a recorded one begin one after the other, within `WAVE`.
+    """
+    clients = load.max_concurrency or len(load) * (load.after is not None)
+    return min(clients, int((load.arrival <= np.nanmin(load.arrival) + WAVE).sum())) / len(load)
 
 
 def limit_patience(load: Workload, seconds: float | None) -> None:

@@ -254,6 +254,8 @@ def unexplained(
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
+    late = dict.fromkeys(METRICS[:2], first) | {METRICS[3]: float(first >= 0.01)}
+    found["cold engine"] = {one: (0.0, COLD * late[one]) for one in late if one in timed and first}
     experts = spec.model.num_experts
     off = OF_MANY if experts >= FINE_EXPERTS else EXPERTS
     shares = {"rest": REST} | ({"experts": off} if experts else {})
@@ -261,7 +263,6 @@ def unexplained(
     if drawn:
         shares |= {"requests": DRAWN | (ALIKE if alike else {})}
         shares |= {} if told else {"flags": UNTOLD}
-        found["cold engine"] = {one: (0.0, COLD * first) for one in METRICS[:2] if one in timed}
     for cause, share in shares.items():
         found[cause] = {
             one: (less * timed[one], more * timed[one])

@@ -38,6 +38,15 @@ def test_the_share_of_requests_that_come_at_once(more: dict[str, str], share: fl
     assert first_wave(load) == pytest.approx(share)
 
 
+def test_clients_of_a_recorded_loop_begin_one_after_the_other() -> None:
+    """Two of four requests wait for nobody and come within 0.1 s; the others follow on answers."""
+    ones = np.ones(4, dtype=np.int64)
+    arrival = np.array([0.0, 0.06, np.nan, np.nan])
+    load = Workload(arrival, 8 * ones, ones, after=np.array([-1, -1, 0, 1]))
+    assert first_wave(load) == 0.5
+    assert first_wave(Workload(arrival[:2], 8 * ones[:2], ones[:2])) == 0.0
+
+
 def test_the_interval_of_a_closed_loop_has_it_and_names_it(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(HEAD + CLOSED)
     (run,) = read_runs(tmp_path)

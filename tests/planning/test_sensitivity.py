@@ -10,6 +10,7 @@ import pytest
 from headway.cli.main import main
 from headway.planning.sensitivity import (
     BATCH_MEANS,
+    COLD,
     METRICS,
     STEPS,
     changed_costs,
@@ -215,7 +216,14 @@ def test_flags_that_nobody_told_make_ttft_less_sure():
     assert told["requests"] == {"mean_ttft_ms": (11.0, 15.5), "mean_tpot_ms": (0.3, 0.3)}
     cold = unexplained(base, DENSE, drawn=True, first=0.1)["cold engine"]
     assert cold == {"mean_ttft_ms": (0.0, pytest.approx(24.0))}
-    assert unexplained(base, DENSE, drawn=False, told=False).keys() == {"client", "rest"}
+    tail = {"p99_ttft_ms": 100.0}
+    few, many = (unexplained(tail, DENSE, drawn=False, first=one) for one in (0.009, 0.01))
+    assert (few["cold engine"], many["cold engine"]) == (
+        {"p99_ttft_ms": (0.0, 0.0)},
+        {"p99_ttft_ms": (0.0, COLD)},
+    )
+    found = unexplained(base, DENSE, drawn=False, told=False)
+    assert {name for name, moved in found.items() if moved} == {"client", "rest"}
 
 
 def test_experts_are_a_cause_of_their_own():
