@@ -46,8 +46,7 @@ def encoder(run: AdvisedEvidence) -> Finding | None:
 
 def _apart(run: AdvisedEvidence) -> Finding | None:
     """Requests wait for the encoders, which are busy, or these have next to nothing to do."""
-    cluster = run.record.scenario.cluster
-    assert cluster is not None
+    cluster = run.record.scenario.servers
     groups = run.gauges["cluster"]["groups"]
     name = max(cluster.encoders, key=lambda one: groups[one]["gpu_busy_fraction"])
     busy, now = groups[name]["gpu_busy_fraction"], groups[name]["replicas"]

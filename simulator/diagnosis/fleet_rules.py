@@ -125,8 +125,7 @@ def failures(run: AdvisedEvidence) -> Finding | None:
 
 def _spare(run: AdvisedEvidence, count: int) -> list[Advice]:
     """Advise as many replicas to spare as are down at once, and quicker repairs."""
-    cluster = run.record.scenario.cluster
-    assert cluster is not None
+    cluster = run.record.scenario.servers
     offers = []
     group = run.advisor.group
     if (scaling := cluster.scalers.get(group)) is not None:
@@ -152,8 +151,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
     share = sum(waits.seconds.values()) / run.total
     if share < DELAYED:
         return None
-    cluster = run.record.scenario.cluster
-    assert cluster is not None
+    cluster = run.record.scenario.servers
     block = cluster.scalers[waits.group]
     whole = sum(waits.seconds.values())
     target = f"target {block.target:g} of {block.metric} calls for no more replicas"
@@ -185,8 +183,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
 
 def _scale_sooner(run: AdvisedEvidence, cause: str, waits: AutoscalerWaits) -> list[Advice]:
     """Advise the delay or threshold that is to blame, then more replicas from the start on."""
-    cluster = run.record.scenario.cluster
-    assert cluster is not None
+    cluster = run.record.scenario.servers
     key, block = cluster.scaler_key(waits.group), cluster.scalers[waits.group]
     gap, most_up = waits.gap, waits.most_up
     to = {
@@ -303,8 +300,7 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
         return None
     links = run.gauges["cluster"]["kv_transfer"]
     behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
-    assert run.record.scenario.cluster is not None
-    given = run.record.scenario.cluster.kv_transfer
+    given = run.record.scenario.servers.kv_transfer
     assert given is not None
     return Finding(
         share,

@@ -42,8 +42,7 @@ GAUGES = (
 
 def price_of_group(scenario: Scenario, name: str) -> float | None:
     """Return the dollars per hour of one replica of a group; None where the price is unknown."""
-    assert scenario.cluster is not None
-    given = scenario.cluster.replica_groups[name].dollars_per_hour
+    given = scenario.servers.replica_groups[name].dollars_per_hour
     if given is not None:
         return given
     gpu = scenario.of_group(name).gpu
@@ -53,13 +52,12 @@ def price_of_group(scenario: Scenario, name: str) -> float | None:
 
 def price_of_cluster(scenario: Scenario) -> float | None:
     """Return the dollars per hour of all replicas; None where the price of one is unknown."""
-    assert scenario.cluster is not None
     total = 0.0
-    for name, kind in scenario.cluster.replica_groups.items():
+    for name, kind in scenario.servers.replica_groups.items():
         price = price_of_group(scenario, name)
         if price is None and kind.replicas:
             return None
-        total += scenario.cluster.paid_replicas(name) * (price or 0.0)
+        total += scenario.servers.paid_replicas(name) * (price or 0.0)
     return total
 
 
@@ -74,15 +72,14 @@ class ClusterMetrics:
         whole: EngineMetrics,
     ) -> None:
         """`whole` has the sums over all replicas: those of a cluster without groups."""
-        assert scenario.cluster is not None
         self._scenario, self._record, self._whole = scenario, record, whole
-        self._cluster = scenario.cluster
+        self._cluster = scenario.servers
         self._cores = cores
-        self._router = scenario.cluster.router_name
+        self._router = self._cluster.router_name
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
         self._groups = {
             name: EngineMetrics(cores[numbers[0]], len(numbers), cores[numbers[0]].role)
-            if scenario.cluster.groups
+            if scenario.servers.groups
             else whole
             for name, numbers in self._replicas.items()
         }
@@ -91,7 +88,7 @@ class ClusterMetrics:
         self._shed = self._timed_out = 0
         self._wakes = WakeWaits()
         self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out", "_wakes")
-        if scenario.cluster.groups:
+        if scenario.servers.groups:
             self.SUMS += ("_groups",)
 
     def add(self, part: PartialRecord, table: RequestTable, until: Sequence[float]) -> None:

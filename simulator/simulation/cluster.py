@@ -48,8 +48,7 @@ def set_up_cluster(
     fleet = make_fleet(FastEnvironment(), scenario.fleet, specs, sessions)
     record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     client = connect_client(fleet, scenario, record, life, partial(make, fleet.env))
-    cluster = scenario.cluster
-    assert cluster is not None
+    cluster = scenario.servers
     comes_and_goes = bool(cluster.scalers or cluster.sleepers)
     apart = isinstance(fleet, DisaggregatedFleet | EncoderFleet)
     rewrites = apart or comes_and_goes or bool(cluster.model_fields_set & REWRITING)
@@ -107,15 +106,14 @@ def add_replicas(
 
     `shares` says that prompts have contents. The first replicas are up after `startup_delay`, s.
     """
-    assert scenario.cluster is not None
     stores: dict[str, SecondaryTier] = {}
     makers: list[Callable[[], Sequence[SchedulerInterface]]] = []
     first: list[Target] = []
-    for name, group in scenario.cluster.replica_groups.items():
+    for name, group in scenario.servers.replica_groups.items():
         spec = specs[name]
         ranks = spec.engine.data_parallel_size
         make = partial(_make_schedulers, spec, shares, stores)
-        for number in range(scenario.cluster.max_replicas(name)):
+        for number in range(scenario.servers.max_replicas(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], spec.cost, leap=leap)
             else:
@@ -125,7 +123,7 @@ def add_replicas(
             if spec.engine.enable_lora:
                 target.max_loras = ranks * spec.engine.max_loras
             makers.append(make)
-            if number < group.replicas and awake_first(scenario.cluster.sleepers, name, number):
+            if number < group.replicas and awake_first(scenario.servers.sleepers, name, number):
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
     for target in first:
@@ -174,8 +172,7 @@ def connect_client(
 
     `make(submit, cancel)` gives the client that sends through `submit` and hangs up by `cancel`.
     """
-    cluster, env = scenario.cluster, fleet.env
-    assert cluster is not None
+    cluster, env = scenario.servers, fleet.env
     entry: Fleet | Gateway = fleet
     if cluster.admission is not None or cluster.client is not None:
         entry = Gateway(env, fleet, cluster.admission, cluster.client, scenario.seed)
@@ -217,13 +214,12 @@ def connect_client(
 
 def _share_gpus(life: Lifecycle, scenario: Scenario, block: SleepModeConfig) -> None:
     """Let the groups that share GPUs sleep and wake."""
-    assert scenario.cluster is not None
     servers, times = {}, {}
-    for name in scenario.cluster.sleepers:
+    for name in scenario.servers.sleepers:
         spec = scenario.specs[name]
         assert spec.memory is not None
         times[name] = SleepTimes.of(block, spec.memory.weights, spec.engine.gpus)
-        model = str(scenario.cluster.groups[name].model or scenario.model)
+        model = str(scenario.servers.groups[name].model or scenario.model)
         servers[model] = [target for target in life.fleet.targets if target.group == name]
     SleepMode(life, block, servers, times)
 

@@ -258,10 +258,8 @@ class ReplicaGroup:
 
         What there is to warn of has been said.
         """
-        cluster = self.scenario.cluster
-        assert cluster is not None
         routers: Mapping[int, Router] = {}
-        if cluster.pods is not None:
+        if self.scenario.servers.pods is not None:
             routers = self.scenario.fleet.pod_routers(self.pods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -300,7 +298,6 @@ def run_independent(
     `spread` does it on joblib's active backend, on `jobs` workers, for the costs of the scenario;
     else it is done in this process, and `stop` asked while requests come.
     """
-    assert scenario.cluster is not None
     shares, hints = workload.segments is not None, None
     warn_of_schedulers(scenario, specs, shares)
     record, pods = standing_record(scenario), pod_members(scenario)
@@ -334,17 +331,15 @@ def run_independent(
 
 def warn_of_schedulers(scenario: Scenario, specs: Mapping[str, EngineSpec], shares: bool) -> None:
     """Let a scheduler of each group say what there is to warn of."""
-    assert scenario.cluster is not None
-    for name, kind in scenario.cluster.replica_groups.items():
+    for name, kind in scenario.servers.replica_groups.items():
         if kind.replicas:
             make_scheduler(specs[name], shares)
 
 
 def pod_members(scenario: Scenario) -> list[list[int]]:
     """Return the numbers of the replicas of each pod; without pods each replica is one."""
-    assert scenario.cluster is not None
     pods: dict[int, list[int]] = {}
-    for number, pod in enumerate(scenario.cluster.pod_numbers):
+    for number, pod in enumerate(scenario.servers.pod_numbers):
         pods.setdefault(pod, []).append(number)
     return [*pods.values()]
 
@@ -357,8 +352,7 @@ def by_number(members: Iterable[Sequence[int]], found: Iterable[One]) -> list[On
 
 def replica_groups(scenario: Scenario) -> list[str]:
     """Return the group of each replica."""
-    assert scenario.cluster is not None
-    kinds = scenario.cluster.replica_groups.items()
+    kinds = scenario.servers.replica_groups.items()
     return [name for name, kind in kinds for _ in range(kind.replicas)]
 
 
@@ -418,16 +412,15 @@ def _run_on_workers(
     group: ReplicaGroup, jobs: int | None, progress: Progress | None, total: int
 ) -> list[Log]:
     """Run the replicas on workers."""
-    cuts = cut(len(group.pods), jobs)
+    pods = cut(len(group.pods), jobs)
     parts = [
-        replace(group, pods=group.pods[a:b], requests=group.requests[a:b])
-        for a, b in pairwise(cuts)
+        replace(group, pods=some, requests=group.requests[some.start : some.stop]) for some in pods
     ]
     found: dict[int, list[Log]] = {}
     done, now = 0, 0.0
     for index, outcome in parallel_map(partial(attempt, run_group), parts, jobs):
         if isinstance(outcome, WorkerDied):
-            raise part_failed(group.scenario, cuts[index], cuts[index + 1], outcome.reason)
+            raise part_failed(group.scenario, pods[index], outcome.reason)
         found[index] = outcome
         done += sum(len(log.requests) for log in outcome)
         now = max([now, *(float(log.steps["end"][-1]) for log in outcome if log.step_rows)])
@@ -437,18 +430,17 @@ def _run_on_workers(
     return [log for index in range(len(parts)) for log in found[index]]
 
 
-def cut(pods: int, jobs: int | None) -> list[int]:
-    """Return the bounds of parts of so many pods, some for each worker."""
+def cut(pods: int, jobs: int | None) -> list[range]:
+    """Share so many pods out in parts, some for each worker."""
     pieces = min(PARTS_PER_JOB * worker_count(jobs), pods)
     bounds: list[int] = np.linspace(0, pods, pieces + 1).astype(int).tolist()
-    return bounds
+    return [range(first, over) for first, over in pairwise(bounds)]
 
 
-def part_failed(scenario: Scenario, first: int, over: int, why: str) -> HeadwayError:
+def part_failed(scenario: Scenario, pods: range, why: str) -> HeadwayError:
     """Say which pods could not be simulated, and why."""
-    assert scenario.cluster is not None
-    what = "replicas" if scenario.cluster.pods is None else "pods"
-    return HeadwayError(f"{what} {first} to {over - 1}: {why}")
+    what = "replicas" if scenario.servers.pods is None else "pods"
+    return HeadwayError(f"{what} {pods[0]} to {pods[-1]}: {why}")
 
 
 def run_group(group: ReplicaGroup) -> list[Log]:

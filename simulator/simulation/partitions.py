@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, BinaryIO, cast
@@ -90,13 +89,10 @@ def run_partitions(
     stream.refuse(scenario)
     total, first, *_ = first_chunk(scenario, stream.CHUNK)
     need_no_coupling(scenario, first)
-    cluster = scenario.cluster
-    assert cluster is not None
-    cuts = cut(len(set(cluster.pod_numbers)), jobs)
-    size = stream.CHUNK * min(len(cuts) - 1, MOST_PARTS)
+    cuts = cut(len(set(scenario.servers.pod_numbers)), jobs)
+    size = stream.CHUNK * min(len(cuts), MOST_PARTS)
     parts = [
-        Partition(scenario, range(a, b), size, total, not stepwise, tables, _inputs())
-        for a, b in pairwise(cuts)
+        Partition(scenario, pods, size, total, not stepwise, tables, _inputs()) for pods in cuts
     ]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
     if {*(folder / FOLDER).glob("*.npz")} - {*paths}:
@@ -147,7 +143,7 @@ def _run_missing(
             progress(now, total * done // len(parts), total)
     if failed:
         lines = [
-            f"{part_failed(parts[0].scenario, pods[0].start, pods[0].stop, why)}"
+            f"{part_failed(parts[0].scenario, pods[0], why)}"
             + f" (and {len(pods) - 1} other parts)" * (len(pods) > 1)
             for why, pods in failed.items()
         ]
@@ -177,9 +173,8 @@ def run_partition(part: Partition) -> Sums:
             streamed.write_tables(part.tables, part.pods.start, numbers)
         stream.drive_stream(streamed)
     sums = dict(take_sums(streamed.metrics))
-    assert part.scenario.cluster is not None
     for name in ("/cluster/_ended", "/cluster/_busy_time"):
-        whole = np.zeros(len(part.scenario.cluster.pod_numbers), sums[name].dtype)
+        whole = np.zeros(len(part.scenario.servers.pod_numbers), sums[name].dtype)
         whole[numbers] = sums[name]
         sums[name] = whole
     for number, stays in enumerate(streamed.metrics.stays or ()):

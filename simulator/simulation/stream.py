@@ -4,7 +4,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import cache
 from itertools import chain, repeat
 from math import inf
@@ -129,19 +129,28 @@ PER_REPLICA = 64  # of them, at least, for each replica
 class StreamedRun:
     """A run that is going on: the engines, who sends to them, and what is known so far."""
 
+    scenario: Scenario
+    first: InitVar[Workload]  # the first chunk, as which all are
+    total: InitVar[int]  # requests
     client: ChunkSender
     engines: Sequence[EngineCore]
     drive: Callable[[Progress], bool]  # runs to the end; says whether it was broken off
     specs: Mapping[str, EngineSpec]  # by group; "" where there are none
-    cores: Sequence[EngineSpec]  # what each engine is
-    metrics: RunMetrics
-    missing: Sequence[str] = ()  # what the policy lacks, in words
-    missed: Sequence[str] = ()  # outages that met no replica, likewise
+    missed: Sequence[str] = ()  # outages that met no replica, in words
     fleet: Fleet | None = None
     record: ClusterRecord | None = None
+    apart: InitVar[bool] = False  # other pods run elsewhere
     tables: TableParts | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, first: Workload, total: int, apart: bool) -> None:
+        groups = [""] if self.record is None else self.record.groups
+        self.cores = [self.specs[group] for group in groups]  # what each engine is
+        self.metrics = RunMetrics(
+            self.scenario, first, self.cores, cluster=self.record, total=total, apart=apart
+        )
+        admission = self.scenario.servers.admission
+        # What the policies lack, in words.
+        self.missing = missing_inputs(self.specs.values(), first, admission)
         self.warned: dict[str, str] = {}
         self.logs = [engine.log for engine in self.engines]
 
@@ -265,8 +274,7 @@ def refuse(scenario: Scenario) -> None:
             ),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role or ec_role a request is at several replicas": (
-                scenario.cluster is not None
-                and any(g.kv_role or g.ec_role for g in scenario.cluster.replica_groups.values())
+                any(one.kv_role or one.ec_role for one in scenario.servers.groups.values())
             ),
             "engine.data_parallel_size: must be 1": any(
                 own.engine.data_parallel_size > 1 for own in engines
@@ -297,8 +305,7 @@ def _check_alike(first: Workload, part: Workload) -> Workload:
 
 def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     """Build engines and client."""
-    cluster = scenario.cluster
-    size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
+    size = max(CHUNK, PER_REPLICA * scenario.servers.most_replicas)
     total, first, chunked, turns = first_chunk(scenario, size)
     for own in scenario.groups.values() if scenario.workload.trace is None else ():
         warn_of_limits(first, own.engine, total)
@@ -306,24 +313,23 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     if turns is None and find_coupling(scenario, first) is None:
         warn_of_schedulers(scenario, specs, shares)
         return stream_pods(scenario, specs, (total, first, chunked), size, leap=leap)
-    admission = None if cluster is None else cluster.admission
-    missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
     setup = set_up(
         *(scenario, specs, shares),
         lambda env, submit, _: StreamClient(env, total, size, chunked, submit, turns=turns),
         turns,
         leap=leap,
     )
-    record = setup.record
-    cores = [specs[group] for group in (record.groups if record is not None else [""])]
-    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
     return StreamedRun(
-        *(setup.client, setup.cores, setup.drive, specs, cores),
-        metrics=metrics,
-        missing=missing,
+        scenario,
+        first,
+        total,
+        client=setup.client,
+        engines=setup.cores,
+        drive=setup.drive,
+        specs=specs,
         missed=setup.missed,
         fleet=setup.fleet,
-        record=record,
+        record=setup.record,
     )
 
 
@@ -348,14 +354,16 @@ def stream_pods(
     group = ReplicaGroup(scenario, pods, first.segments is not None, leap)
     client = PodsClient(group, specs, chunked, total, size)
     engines = by_number(here, [core for replica in client.replicas for core in replica.cores])
-    cores = [specs[name] for name in record.groups]
-    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total, apart=apart)
-    missing = missing_inputs(specs.values(), first)
     return StreamedRun(
-        *(client, engines, client.drive, specs, cores),
-        metrics=metrics,
-        missing=missing,
+        scenario,
+        first,
+        total,
+        client=client,
+        engines=engines,
+        drive=client.drive,
+        specs=specs,
         record=record,
+        apart=apart,
     )
 
 
