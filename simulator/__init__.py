@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
+    from simulator.simulation.door import run
     from simulator.simulation.result import Result
-    from simulator.simulation.run import run
 
 __all__ = ["Result", "Scenario", "diagnose", "load_scenario", "plan", "run", "sweep"]
 
@@ -23,7 +23,7 @@ _HOMES = {
     "diagnose": "headway.planning.diagnose",
     "load_scenario": "simulator.scenario.load",
     "plan": "headway.planning.plan_report",
-    "run": "simulator.simulation.run",
+    "run": "simulator.simulation.door",
     "sweep": "headway.planning.sweep",
 }
 

@@ -23,7 +23,7 @@ from simulator.results.metrics import summarize_record
 from simulator.results.service_levels import FINISH, Judged, Slo, asks, given_levels, parse_slo
 from simulator.results.steady_state import overload, trend_warning
 from simulator.results.token_times import lacks_gaps
-from simulator.scenario.load import Source, as_scenario, load_scenario
+from simulator.scenario.load import load_scenario, loads
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -163,8 +163,9 @@ def value_of(values: MetricValues, metric: str) -> float | None:
     return NONE_WAITS.get(metric)
 
 
+@loads
 def diagnose(
-    scenario: Scenario | Source,
+    scenario: Scenario,
     *,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -179,7 +180,6 @@ def diagnose(
     where that is better: where one keeps all levels, those that cost less. Raises HeadwayError
     where the scenario cannot be run; advice that cannot be followed says why.
     """
-    scenario = as_scenario(scenario)
     warned: set[str] = set()
     with warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as caught:
         result = run(scenario).whole()

@@ -7,11 +7,12 @@ that the second found wrong.
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from simulator.build.choose_scheduler import can_overlap
 from simulator.build.engine_spec import EngineSpec
@@ -36,6 +37,8 @@ FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 
 Source = str | Path | Mapping[str, Any]
 """What a scenario is loaded from: a file, the name of a shipped one, or what a file would hold."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def load_scenario(
@@ -71,9 +74,17 @@ def load_scenario(
     return scenario
 
 
-def as_scenario(scenario: Scenario | Source) -> Scenario:
-    """Load a scenario, unless it is one."""
-    return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+def loads(
+    use: Callable[Concatenate[Scenario, P], R],
+) -> Callable[Concatenate[Scenario | Source, P], R]:
+    """Let a function that takes a scenario load one from a file, a shipped name or a dict, too."""
+
+    @wraps(use)
+    def load(scenario: Scenario | Source, /, *args: P.args, **options: P.kwargs) -> R:
+        loaded = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+        return use(loaded, *args, **options)
+
+    return load
 
 
 def source_name(path: Source) -> str:

@@ -19,7 +19,7 @@ from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica, make_replica
 from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
-from simulator.scenario.load import Source, as_scenario, resolve_groups
+from simulator.scenario.load import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before
@@ -36,7 +36,7 @@ Stop = Callable[[Floats, Sequence[Log]], bool]
 
 
 def run(
-    scenario: Scenario | Source,
+    scenario: Scenario,
     *,
     stepwise: bool = False,
     progress: Progress | None = None,
@@ -55,7 +55,6 @@ def run(
     ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
     where a file is at fault.
     """
-    scenario = as_scenario(scenario)
     if workload is None:
         workload = scenario.make_workload()
     else:
@@ -183,8 +182,7 @@ def warn(result: Result, missed: Sequence[str] = (), cores: Sequence[EngineCore]
 
 
 def _warnings(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
-    cluster, record = result.scenario.cluster, result.cluster
-    admission = None if cluster is None else cluster.admission
+    record, admission = result.cluster, result.scenario.servers.admission
     yield from missing_inputs(result.specs.values(), result.workload, admission)
     yield from _all_rejected(result, cores)
     for name, numbers in ({"": [0]} if record is None else replicas_in(record.groups)).items():

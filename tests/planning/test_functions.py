@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator import diagnose, load_scenario, plan, sweep
-from simulator.simulation.run import run
+from simulator import diagnose, load_scenario, plan, run, sweep
 from simulator.util.errors import HeadwayError
 
 
