@@ -222,6 +222,9 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
         if not any(one in raw for one in SIZES[key])
         and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
     ]
+    if len(wrong) == len(REQUIRED):
+        what = f"{wrong[0]}, as are {', '.join(REQUIRED[1:])}"
+        return [f"{what}: give a model's config.json"]
     experts = any(map(raw.get, SIZES["num_experts"]))
     if not experts and ("moe_intermediate_size" in raw or raw.get("mixture")):
         wrong.append("num_experts: is missing")

@@ -27,8 +27,8 @@ def _all(fits: Check, number: int = 0) -> Check:
     )
 
 
-def _is(kind: type) -> Check:
-    return lambda value: isinstance(value, kind)
+def _is(*kinds: type) -> Check:
+    return lambda value: isinstance(value, kinds)
 
 
 def _blocks(value: Any) -> bool:
@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[Check, str]] = {
     "numbers": (_all(_whole()), "a list of numbers"),
     "pair": (_all(_whole(MOST, 1), 2), "two positive whole numbers"),
     "mapping": (_is(Mapping), "a mapping"),
+    "scheme": (_is(Mapping, str), "a mapping"),
     "mappings": (_blocks, "a mapping of mappings"),
     "changes": (
         lambda one: isinstance(one, bool) or one == "local" or _blocks(one),

@@ -158,13 +158,13 @@ def read_quantization(config: object) -> Quantization | None:
 
 def _cache(config: Mapping[str, Any]) -> str:
     """Return the dtype that a checkpoint has scales of its KV cache for; "": none."""
-    exported = config.get("export") or {}  # Quark's
-    found = exported.get("kv_cache_group") or config.get("kv_cache_quant_algo")
-    scheme = config.get("kv_cache_scheme") or {}
-    floats = scheme.get("type", "float") == "float"
-    if "FP4" in str(found):
+    groups = (config.get("export") or {}).get("kv_cache_group")  # Quark's
+    algorithm = str(config.get("kv_cache_quant_algo")).upper()  # ModelOpt's; NONE is one
+    scheme = config.get("kv_cache_scheme")  # AutoFP8's: a word
+    if "FP4" in algorithm:
         return "nvfp4"
-    return "fp8" if found or (scheme and floats) else ""
+    floats = isinstance(scheme, Mapping) and scheme and scheme.get("type", "float") == "float"
+    return "fp8" if groups or floats or "FP8" in algorithm else ""
 
 
 def _fp8_of(block: Sequence[int] | None) -> Format:

@@ -11,7 +11,7 @@ from simulator.models.kv_budget import activation_bytes
 from simulator.models.load import load_model
 from simulator.models.spec import RopeScaling
 from simulator.util.errors import HeadwayError
-from tests.support.model_configs import write_config
+from tests.support.model_configs import TINY, write_config
 
 
 def test_a_bad_config_is_told_whole(tmp_path: Path) -> None:
@@ -208,6 +208,7 @@ def test_layers_without_end_are_refused(tmp_path: Path) -> None:
     [
         ({"peft_type": "LORA", "r": 16}, "peft_type: the file is an adapter's: give its base"),
         ({"dim": 4096, "n_layers": 32, "n_kv_heads": 8}, "n_kv_heads: the file is Mistral's own"),
+        ({"do_resize": True}, "vocab_size, max_position_embeddings: give a model's config.json"),
     ],
 )
 def test_a_file_of_another_kind_under_this_name_is_one_line(tmp_path, keys, message):
@@ -216,6 +217,36 @@ def test_a_file_of_another_kind_under_this_name_is_one_line(tmp_path, keys, mess
         load_model(tmp_path)
     assert len(raised.value.messages) == 1
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["smollm3", "ernie4_5", "ernie4_5_moe", "gemma", "llama"])
+def test_a_file_leaves_out_that_its_tables_are_one_where_its_class_says_so(tmp_path, kind):
+    """SmolLM3 and ERNIE 4.5 had a second table; defaults of transformers 5."""
+    model = load_model(write_config(tmp_path, model_type=kind))
+    assert model.tie_word_embeddings == (kind != "llama")
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "found"),
+    [
+        ("qwen3_vl", {"hidden_size": 2560, "num_hidden_layers": 36}, (32, 32, 128)),
+        ("qwen3", {**TINY, "hidden_size": 2560, "num_attention_heads": 32}, (32, 2, 128)),
+        ("qwen2_5_vl", {}, (64, 8, 128)),
+        ("qwen3_5", {}, (16, 4, 256)),
+        ("qwen3_5_moe", {}, (16, 2, 256)),
+        ("glm4v_moe", {"head_dim": 128}, (96, 8, 128)),
+        ("gemma4", {"intermediate_size": 9216}, (8, 4, 256)),
+    ],
+)
+def test_a_block_that_transformers_saved_leaves_out_its_class_defaults(
+    tmp_path: Path, kind: str, keys: dict[str, object], found: tuple[int, int, int]
+) -> None:
+    """A 4B of Qwen3-VL counted heads of 80 numbers, of which it has 128; others were refused."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "x", "text_config": {"model_type": kind, **keys}}))
+    model = load_model(path)
+    heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim)
+    assert heads == found
 
 
 @pytest.mark.parametrize(
