@@ -5,7 +5,11 @@ Only the verb that is called is imported.
 
 import gc
 import os
+import re
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -77,10 +81,9 @@ app = App(
 )
 for verb, line in VERBS.items():
     place = ABOVE.get(verb, f"headway.cli.{verb}:{verb}")
-    if verb == "memory":  # its --version is the engine's
-        app.command(place, name=verb, help=line, version_flags=[])
-    else:  # what is an App by itself takes no flags here
-        app.command(place, name=verb, help=line)
+    # `memory --version` is the engine's; what is an App by itself takes no flags here.
+    flags: dict[str, Any] = {"version_flags": []} if verb == "memory" else {}
+    app.command(place, name=verb, help=line, **flags)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,11 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     no_own_code = os.environ.get(NO_OWN_CODE)
     try:
         with one_line_warnings():
+            _refuse_empty(sys.argv[1:] if argv is None else argv)
             code = app(argv, exit_on_error=False, print_error=False)
             print(end="", flush=True)
-    except (HeadwayError, MemoryError) as error:
-        code = print_errors(_messages(error))
-        return 1 if isinstance(error, NoAnswerError) else code
+    except HeadwayError as error:
+        code = print_errors(error.messages)
+        code = 1 if isinstance(error, NoAnswerError) else code
+    except MemoryError as error:
+        code = print_errors([f"not enough memory: {one_line(error) or 'no more is given to us'}"])
     except CycloptsError as error:
         from headway.cli.usage import usage_message
 
@@ -111,10 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _messages(error: HeadwayError | MemoryError) -> list[str]:
-    if isinstance(error, HeadwayError):
-        return error.messages
-    return [f"not enough memory: {one_line(error) or 'no more is given to us'}"]
+def _refuse_empty(argv: Sequence[str]) -> None:
+    """Raise HeadwayError where a word is empty: a path would be the current folder."""
+    for word, value in pairwise(["headway", *argv]):
+        if not value or re.fullmatch(r"--[\w-]+=", value):
+            raise HeadwayError(f"{value[:-1] or word}: needs a value, but got an empty one")
 
 
 def _print_exit(error: SystemExit) -> int:

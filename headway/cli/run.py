@@ -79,8 +79,10 @@ class Exports:
         """See before a run that it reads none of its files, and that its further ones are two."""
         from simulator.simulation.write import check_folder
 
-        for name in FILES:
-            check_unread("--out", folder / name)
+        for own in (folder / name for name in FILES):
+            check_unread("--out", own)
+            if own.exists() and not (folder / "summary.json").exists():
+                raise HeadwayError(f"--out {own}: no run wrote it; give another folder")
         timeline, prometheus = self.timeline, self.prometheus
         for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
             if path is not None:

@@ -123,3 +123,28 @@ def test_neither_a_scenario_nor_what_is_read_is_replaced(folder, capsys, words):
     before = contents(folder)
     assert main(words) == 2
     assert contents(folder) == before
+
+
+def test_a_run_replaces_no_file_of_that_name_that_no_run_wrote(folder, capsys) -> None:
+    """Where a summary.json is beside it, a run did: then it is replaced."""
+    Path("requests.csv").write_text("mine\n")
+    command = ["run", "small.yaml", *FEW, "--out"]
+    assert main([*command, "."]) == 2
+    assert "--out requests.csv: no run wrote it; give another folder" in capsys.readouterr().err
+    assert Path("requests.csv").read_text() == "mine\n"
+    assert [main([*command, "out"]) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["run", "small.yaml", "--out", ""], "--out"),
+        (["run", "small.yaml", "--deploy="], "--deploy"),
+        (["run", ""], "run"),
+        (["report", ""], "report"),
+        (["trace", "describe", "t.csv", "--columns", ""], "--columns"),
+    ],
+)
+def test_an_empty_value_is_no_path(words: list[str], named: str, capsys) -> None:
+    assert main(words) == 2
+    assert f"{named}: needs a value, but got an empty one" in capsys.readouterr().err
