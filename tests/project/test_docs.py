@@ -112,6 +112,12 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch) -> None:
     exec(compile(text, "README.md", "exec"), {"__name__": "page"})
 
 
+def test_git_ignores_the_environment_of_the_readme() -> None:
+    """Its folder lies in the checkout, where `git status` would list it."""
+    (folder,) = re.findall(r"-m venv (\S+)", (ROOT / "README.md").read_text("utf-8"))
+    assert f"/{folder}/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
+
+
 def commands(page: Path) -> list[list[str]]:
     """Return the words after `headway` of every command in a page's blocks, comments left out."""
     text = "\n".join(
