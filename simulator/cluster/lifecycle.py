@@ -13,7 +13,6 @@ from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.engine.client import SentTimes
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.util.errors import HeadwayError
 
@@ -203,7 +202,7 @@ class Autoscaler:
         block: AutoscalingConfig,
         targets: Sequence[Target],
         *,
-        sent: Sequence[float] | SentTimes = (),
+        sent: Callable[[int], float] = lambda id: 0.0,
         bounds: Callable[[Request], Mapping[str, float]] = lambda request: {},
         budget: "GpuBudget | None" = None,
     ) -> None:
@@ -223,7 +222,7 @@ class Autoscaler:
         self._ended += 1
         if request.state != "finished":
             return
-        sent = self._sent[request.id]
+        sent = self._sent(request.id)
         gaps = max(request.generated - 1, 1)
         times = {
             "ttft": request.first_token - sent,

@@ -130,30 +130,15 @@ class Turns:
         return turns
 
 
-class SentTimes:
-    """When each request that is still in memory was sent, s, by id."""
-
-    def __init__(self, total: int, size: int) -> None:
-        self.total, self.size = total, size
-        self.chunks: dict[int, Chunk] = {}
-
-    def __len__(self) -> int:
-        return self.total
-
-    def __getitem__(self, id: int) -> float:
-        return self.chunks[id // self.size].sent[id % self.size]
-
-
 class ChunkSender:
     """Sends a workload that comes a chunk of `size` requests at a time, `total` in all.
 
     No request is kept for longer than it must.
     """
 
-    sent: "SentTimes | array[float]"
-
     def __init__(self, total: int, size: int) -> None:
-        self.sent = self.kept = SentTimes(total, size)
+        self.total, self.size = total, size
+        self.chunks: dict[int, Chunk] = {}  # of which not all requests have ended, by number
         self.done = 0  # requests that have ended
         self._number = -1  # of the chunk that is being sent
         self._chunk: Chunk  # which is this
@@ -162,14 +147,18 @@ class ChunkSender:
         """Return how far all have come, s."""
         raise NotImplementedError
 
+    def sent_at(self, id: int) -> float:
+        """Return when a request that is still here was sent, s."""
+        return self.chunks[id // self.size].sent[id % self.size]
+
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
         work = self._chunk.work.part(np.empty(0, np.int64))
-        return Chunk(work, self.kept.total, RequestReader(work), array("d"), 0, work.arrival)
+        return Chunk(work, self.total, RequestReader(work), array("d"), 0, work.arrival)
 
     def pop_ended(self) -> Iterator[Chunk]:
         """Hand over the first chunks, as far as all of their requests have ended."""
-        chunks = self.kept.chunks
+        chunks = self.chunks
         while chunks:
             number = next(iter(chunks))
             if chunks[number].left or number > self._number:
@@ -183,7 +172,7 @@ class ChunkSender:
 
     def _open(self) -> Sequence[Chunk]:
         """Return the chunks whose requests may be the earliest."""
-        return [*self.kept.chunks.values()][:1]
+        return [*self.chunks.values()][:1]
 
 
 class StreamClient(ChunkSender):
@@ -225,9 +214,9 @@ class StreamClient(ChunkSender):
         """Take in a chunk; say whether there is one."""
         work = next(self._parts, None)
         if work is None:
-            self.kept.total = self._requests
+            self.total = self._requests
             return False
-        first, left = self._fetched * self.kept.size, len(work)
+        first, left = self._fetched * self.size, len(work)
         times, first_turns = work.arrival, None
         if self._turns is not None and work.after is not None:
             first_turns = np.flatnonzero(work.after < 0).tolist()
@@ -235,7 +224,7 @@ class StreamClient(ChunkSender):
             self._turns.load(work, first)
         reader, sent = RequestReader(work, range(first, first + left)), array("d", [nan]) * left
         chunk = Chunk(work, first, reader, sent, left, times, first_turns)
-        self.kept.chunks[self._fetched] = chunk
+        self.chunks[self._fetched] = chunk
         self._fetched, self._requests = self._fetched + 1, self._requests + left
         return True
 
@@ -247,7 +236,7 @@ class StreamClient(ChunkSender):
         if number >= self._fetched:
             return False
         self._number, self._index = number, 0
-        self._chunk = chunk = self.kept.chunks[number]
+        self._chunk = chunk = self.chunks[number]
         self._times: Sequence[float] = chunk.times.data
         self._rows = chunk.first_turns
         return True
@@ -256,13 +245,13 @@ class StreamClient(ChunkSender):
         return self.env.now
 
     def _open(self) -> Sequence[Chunk]:
-        return super()._open() if self._turns is None else [*self.kept.chunks.values()]
+        return super()._open() if self._turns is None else [*self.chunks.values()]
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
         self.done += 1
         self._in_flight -= 1
-        self.kept.chunks[request.id // self.kept.size].left -= 1
+        self.chunks[request.id // self.size].left -= 1
         if self._turns is not None:
             for turn, delay in self._turns.end(request.id):
                 if delay > 0:
@@ -275,10 +264,10 @@ class StreamClient(ChunkSender):
 
     def _offer(self, turn: int, _: simpy.Event | None = None) -> None:
         """Send a turn whose time has come, after those that wait already."""
-        now, (number, row) = self.env.now, divmod(turn, self.kept.size)
+        now, (number, row) = self.env.now, divmod(turn, self.size)
         while number >= self._fetched:
             self._fetch()
-        self.kept.chunks[number].work.arrival[row] = now
+        self.chunks[number].work.arrival[row] = now
         self._held.append((now, turn))
         if not self._sending:
             self._send_due()
@@ -298,8 +287,8 @@ class StreamClient(ChunkSender):
                 break
             when: float = inf if self._index == len(self._times) else self._times[self._index]
             if held and held[0][0] < when:
-                number, row = divmod(held.popleft()[1], self.kept.size)
-                self._send(self.kept.chunks[number], row, now)
+                number, row = divmod(held.popleft()[1], self.size)
+                self._send(self.chunks[number], row, now)
             elif when <= now:
                 row = self._index if self._rows is None else self._rows[self._index]
                 self._index += 1

@@ -35,8 +35,8 @@ def drive(
     """
     with no_garbage_collection(), _signals() as asked:
         interrupted = _loop(env, client, progress, stop, logs=logs, asked=asked)
-    if client.done < len(client.sent) and not interrupted:
-        raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
+    if client.done < client.total and not interrupted:
+        raise RuntimeError(f"{client.total - client.done} requests never ended")
     return interrupted
 
 
@@ -52,7 +52,7 @@ def _loop(
     """Run until nothing is left to happen; say whether it was broken off."""
     step = env.step
     turns, least = cycle(logs), max(PAGES_LEFT // max(len(logs), 1), 1)
-    total = len(client.sent)
+    total = client.total
     events = EVENTS_PER_LOOK if stop is None else EVENTS_PER_QUESTION
     try:
         while True:

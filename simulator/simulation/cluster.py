@@ -178,7 +178,7 @@ def connect_client(
         entry = Gateway(env, fleet, cluster.admission, cluster.client, scenario.seed)
         record.tries = Attempts(fleet.sent_again, entry.log)
     client = make(entry.submit, entry.hang_up)
-    life.done = lambda: client.done == len(client.sent)
+    life.done = lambda: client.done == client.total
     life.ended = lambda: client.done
     entry.on_finish = client.finished
     if cluster.failures is not None:
@@ -196,7 +196,7 @@ def connect_client(
                 life,
                 block,
                 [target for target in fleet.targets if target.group == name],
-                sent=client.sent,
+                sent=client.sent_at,
                 bounds=lambda one: scenario.goodput.of(one.client, one.priority, one.model),
                 budget=budget,
             )

@@ -73,7 +73,7 @@ class PodsClient(ChunkSender):
 
     def _finished(self, request: Request) -> None:
         self.done += 1
-        self.kept.chunks[request.id // self.kept.size].left -= 1
+        self.chunks[request.id // self.size].left -= 1
 
     def now(self) -> float:
         return self._now
@@ -106,19 +106,19 @@ class PodsClient(ChunkSender):
             for replica in self.replicas:
                 replica.advance(until, packs=False)
             self._now = until
-            look(until, self.done, self.kept.total)
+            look(until, self.done, self.total)
         return fed
 
     def _take_in(self, work: Workload, parts: Sequence[ReplicaRequests]) -> None:
         """Keep what is sent from here of a chunk, to be measured when it has ended."""
-        first, rows = self._number * self.kept.size, None
+        first, rows = self._number * self.size, None
         if self._apart:
             rows = np.sort(np.concatenate([part.ids for part in parts])) - first
             work = work.part(rows)
         reader, sent = RequestReader(work), array("d", work.arrival)
         left, times = len(work), work.arrival
         self._chunk = Chunk(work, first, reader, sent, left=left, times=times, rows=rows)
-        self.kept.chunks[self._number] = self._chunk
+        self.chunks[self._number] = self._chunk
 
 
 CHUNK = 65536  # requests that are measured together
@@ -167,7 +167,7 @@ class StreamedRun:
             self._measure(self.client.empty_chunk(), last=True)
 
     def _measure(self, chunk: Chunk, *, last: bool = False) -> None:
-        ids = range(chunk.first, min(chunk.first + self.client.kept.size, self.metrics.total or 0))
+        ids = range(chunk.first, min(chunk.first + self.client.size, self.metrics.total or 0))
         lost = {} if self.fleet is None else self.fleet.sent_again
         before = self.client.earliest_sent()
         logs = [split_log(log, ids, before, lost, last=last, some=chunk.rows) for log in self.logs]

@@ -363,7 +363,9 @@ def test_the_first_look_at_an_slo_counts_who_has_ended_and_no_others() -> None:
     life = Lifecycle(fleet, [list], lambda: False)
     life.order(fleet.targets[0])
     scaling = AutoscalingConfig(metric="slo_attainment", target=0.5, max_replicas=1, interval=5.0)
-    scaler = Autoscaler(life, scaling, fleet.targets, sent=[0.0], bounds=lambda _: {"ttft": 1000.0})
+    scaler = Autoscaler(
+        life, scaling, fleet.targets, sent=lambda _: 0.0, bounds=lambda _: {"ttft": 1000.0}
+    )
     late = Request(0, 0.0, 4, 1)
     late.first_token = late.finish = 2.0
     scaler.observe(late)

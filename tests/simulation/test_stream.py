@@ -197,7 +197,7 @@ def test_what_is_kept_does_not_grow_with_the_requests(
         rows = (log.step_rows, log.request_rows, log.run_rows, log.tick_ends, log.joined)
         turns = self.client._turns
         waiting = 0 if turns is None else len(turns._next) + len(turns._first)
-        held = 99 * (len(self.client.sent.chunks) + waiting + len(self.metrics._later))
+        held = 99 * (len(self.client.chunks) + waiting + len(self.metrics._later))
         sizes.append(sum(map(len, rows)) + held)
         measure(self, *args, **options)
 
