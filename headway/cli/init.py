@@ -1,7 +1,6 @@
 """The verb `headway init`: a first scenario, from answers or options."""
 
 import os
-import re
 import shlex
 import sys
 import warnings
@@ -386,7 +385,7 @@ def _checked(text: str, file: Path) -> "Scenario":
     try:
         return check_scenario(raw, SourceMap(str(file), lines), file.parent)
     except HeadwayError as error:  # by its keys: the file is not there
-        raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
+        raise HeadwayError(": ".join([".".join(key), what]) for key, what in error.faults) from None
 
 
 def _longest(scenario: "Scenario") -> int | None:

@@ -44,9 +44,9 @@ def buying_problem(
         try:
             cluster = load_scenario(path, keys, seed).cluster
         except HeadwayError as error:
-            what = str(error).rpartition("gpu: ")[2]
-            if FITS_NOT in what:  # of the widest replica, whose keys nobody gave
-                why = NoAnswerError(f"--buy: nothing can carry it: {what}")
+            for key, what in error.faults:
+                if key == ("gpu",) and FITS_NOT in what:  # the widest replica: nobody gave its keys
+                    why = NoAnswerError(f"--buy: nothing can carry it: {what}")
             why = why or error
             continue
         if cluster is not None and (cluster.groups or cluster.autoscaling):

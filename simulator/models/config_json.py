@@ -27,7 +27,7 @@ from simulator.models.dtypes import BYTES
 from simulator.models.quantization import read_quantization
 from simulator.models.spec import REQUIRED, ModelSpec
 from simulator.models.vision import read_vision
-from simulator.util.errors import HeadwayError, ScenarioError, did_you_mean
+from simulator.util.errors import HeadwayError, MappingError, ScenarioError, did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
@@ -74,19 +74,18 @@ def read_config(path: Path) -> ModelSpec:
             whole["quantization_config"] = _read_beside(beside, method)
     try:
         return spec_of(path.resolve().parent.name, whole)
-    except ValueError as error:
-        messages = str(error).split("\n")
+    except MappingError as error:
         raise HeadwayError(
-            f"{path}{_line(text, message)}: {message}" for message in messages
+            f"{path}{_line(text, key)}: {key}: {what}" for (key,), what in error.faults
         ) from None
 
 
 def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
-    """Make the ModelSpec of a config.json; ValueError has a line `key: what is wrong` for each."""
+    """Make the ModelSpec of a config.json; MappingError has each wrong key."""
     raw = _language_model(whole)
-    faults = [*wrong_kinds(whole), *_wrong(raw)]
-    if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
-        raise ValueError("\n".join(reversed(wrong.values())))
+    kinds = dict(wrong_kinds(whole))
+    if wrong := {**kinds, **_wrong(raw), **kinds}:
+        raise MappingError([((key,), what) for key, what in wrong.items()])
     # As derive_max_model_len_and_key (vLLM 0.33): the least, but model_max_length before all.
     least = min(raw[key] for key in SIZES["max_position_embeddings"] if key in raw)
     most = raw.get("model_max_length") or least
@@ -125,7 +124,7 @@ def overlaid(model: ModelSpec, keys: Mapping[str, Any] | None, state: str | None
 def _laid_over(whole: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Put keys in the place of others, in blocks one by one (vLLM's _apply_dict_overrides)."""
     if chosen := {"architectures", "model_type"} & overrides.keys():
-        raise ValueError(f"{min(chosen)}: is not simulated: give a config.json of its own as model")
+        raise MappingError(min(chosen), "is not simulated: give a config.json of its own as model")
     keys = {**whole}
     for key, value in overrides.items():
         is_block = key in (*TEXT, *TOWERS) and isinstance(value, Mapping)
@@ -156,7 +155,7 @@ def _read_beside(path: Path, method: str) -> object:
     found = {"quant_method": method} | _object(path, read_text(path))
     try:
         read_quantization(found)
-    except ValueError as error:
+    except MappingError as error:
         told = str(error).replace("quantization_config: ", "").split("\n")
         raise HeadwayError(f"{path}: {one}" for one in told) from None
     return found
@@ -200,43 +199,44 @@ def _kind(raw: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     return kind if kind in FAMILIES else kind.removesuffix("_text")
 
 
-def _line(text: str, message: str) -> str:
-    """Find the line of the key that a message begins with."""
-    key = f'"{message.partition(":")[0]}"'
-    return next((f":{k}" for k, line in enumerate(text.splitlines(), 1) if key in line), "")
+def _line(text: str, key: str) -> str:
+    """Find the line of a key."""
+    word = f'"{key}"'
+    return next((f":{k}" for k, line in enumerate(text.splitlines(), 1) if word in line), "")
 
 
-def _wrong(raw: Mapping[str, Any]) -> list[str]:
+def _wrong(raw: Mapping[str, Any]) -> dict[str, str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
     for key, name in TABLE["foreign keys"].items():
         if key in raw:
-            return [f"{key}: the file {FOREIGN[name]}"]
+            return {key: f"the file {FOREIGN[name]}"}
     kind, dtype = raw["model_type"], _dtype(raw)
     if kind not in FAMILIES:
         why = next((why for names, why in TABLE["refused"].items() if kind in names.split()), "")
         there = did_you_mean(kind, FAMILIES) or f"; there is {', '.join(FAMILIES)}"
-        return [f"model_type: {short_repr(kind)} is not supported{': ' + why if why else there}"]
-    wrong = [
-        f"{key}: is missing"
+        what = f"{short_repr(kind)} is not supported{': ' + why if why else there}"
+        return {"model_type": what}
+    wrong = {
+        key: "is missing"
         for key in REQUIRED
         if not any(one in raw for one in SIZES[key])
         and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
-    ]
+    }
     if len(wrong) == len(REQUIRED):
-        what = f"{wrong[0]}, as are {', '.join(REQUIRED[1:])}"
-        return [f"{what}: give a model's config.json"]
+        others = ", ".join(REQUIRED[1:])
+        return {REQUIRED[0]: f"is missing, as are {others}: give a model's config.json"}
     experts = any(map(raw.get, SIZES["num_experts"]))
     if not experts and ("moe_intermediate_size" in raw or raw.get("mixture")):
-        wrong.append("num_experts: is missing")
+        wrong["num_experts"] = "is missing"
     own = "n_routed_experts" in raw or kind.startswith(("qwen", "gemma"))
     if experts and own and "moe_intermediate_size" not in raw:
-        wrong.append("moe_intermediate_size: is missing")
+        wrong["moe_intermediate_size"] = "is missing"
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
-        wrong.append("mlp_only_layers: every layer must have experts, or none")
+        wrong["mlp_only_layers"] = "every layer must have experts, or none"
     if raw.get("word_embed_proj_dim", raw.get("hidden_size")) != raw.get("hidden_size"):
-        wrong.append("word_embed_proj_dim: must be hidden_size")
+        wrong["word_embed_proj_dim"] = "must be hidden_size"
     if dtype not in BYTES:
-        wrong.append(f"torch_dtype: {short_repr(dtype)} is none of {', '.join(BYTES)}")
+        wrong["torch_dtype"] = f"{short_repr(dtype)} is none of {', '.join(BYTES)}"
     return wrong
 
 
@@ -255,7 +255,8 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
     if not sizes["head_dim"]:
         sizes["head_dim"], over = divmod(sizes["hidden_size"], max(heads, 1))
         if over and "latent_attention" not in raw:
-            raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
+            what = f"{sizes['hidden_size']} is no multiple of {heads} heads"
+            raise MappingError("hidden_size", what)
     sizes["rotary_dim"] = sizes["rotary_dim"] or read_rotary(raw, sizes["head_dim"])
     _set_experts(raw, sizes)
     kinds = read_kinds(raw, layers)
@@ -301,9 +302,9 @@ def _set_experts(raw: Mapping[str, Any], sizes: dict[str, int]) -> None:
             size_of(raw, key), sizes["intermediate_size"] or 1
         )
         if over:
-            raise ValueError(f"{key}: {raw[key]} is no multiple of moe_intermediate_size")
+            raise MappingError(key, f"{raw[key]} is no multiple of moe_intermediate_size")
     elif raw.get("shared_expert_gate") or raw["model_type"].endswith(("shared", "hybrid")):
-        raise ValueError(f"{SHARED[0]}: is missing")
+        raise MappingError(SHARED[0], "is missing")
     if "interleave_moe_layer_step" in raw:
         layers = sizes["num_hidden_layers"]
         sizes["dense_layers"] = layers - layers // size_of(raw, "interleave_moe_layer_step")

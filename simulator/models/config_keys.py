@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Any
 
+from simulator.util.errors import MappingError
 from simulator.util.files import read_table
 from simulator.util.from_mapping import short_repr
 
@@ -69,12 +70,12 @@ def keys_of(*kinds: str) -> dict[str, list[str]]:
     return fields
 
 
-def wrong_kinds(block: Mapping[str, Any]) -> Iterator[str]:
+def wrong_kinds(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is of the wrong kind in a block and in those within it; null is always right."""
     for key, value in block.items():
         fits, what = KIND_OF.get(key, (None, ""))
         if value is not None and fits is not None and not fits(value):
-            yield f"{key}: must be {what}, not {short_repr(value)}"
+            yield key, f"must be {what}, not {short_repr(value)}"
         elif isinstance(value, Mapping):
             yield from wrong_kinds(value)
 
@@ -83,5 +84,5 @@ def size_of(raw: Mapping[str, object], key: str) -> int:
     """Return a positive whole number that must be there."""
     value: Any = raw.get(key)
     if not _whole(MOST, 1)(value):
-        raise ValueError(f"{key}: must be a positive whole number, not {short_repr(value)}")
+        raise MappingError(key, f"must be a positive whole number, not {short_repr(value)}")
     return int(value)

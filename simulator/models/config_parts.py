@@ -1,6 +1,6 @@
 """Parts of a config.json: what each layer is, windows, latents, states, rotary embeddings.
 
-ValueError, `key: what is wrong`, where a part is not what it must be.
+MappingError, by its key, where a part is not what it must be.
 """
 
 import json
@@ -12,6 +12,7 @@ from simulator.models.config_keys import size_of
 from simulator.models.dtypes import BYTES
 from simulator.models.modules import FULL, WINDOW, LatentAttention, LinearAttention
 from simulator.models.spec import RopeScaling
+from simulator.util.errors import MappingError
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
 KINDS = {word: kind for kind, words in TABLE["layers"].items() for word in words.split()}
@@ -24,14 +25,14 @@ def read_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     key = next((key for key in LISTED if raw.get(key)), None)
     if key is None:
         if "lists" in raw:
-            raise ValueError(f"{raw['lists']}: is missing")
+            raise MappingError(raw["lists"], "is missing")
         return _unlisted(raw, layers)
     if not isinstance(raw[key], list | str):
-        raise ValueError(f"{key}: must be a list of names")
+        raise MappingError(key, "must be a list of names")
     if unknown := {str(word) for word in raw[key]} - {*KINDS}:
-        raise ValueError(f"{key}: {', '.join(sorted(unknown))}: not a kind of layer")
+        raise MappingError(key, f"{', '.join(sorted(unknown))}: not a kind of layer")
     if len(raw[key]) != layers:
-        raise ValueError(f"{key}: must name {layers} layers, not {len(raw[key])}")
+        raise MappingError(key, f"must name {layers} layers, not {len(raw[key])}")
     return tuple(KINDS[word] for word in raw[key])
 
 
@@ -65,7 +66,7 @@ def read_linear(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> LinearAttenti
         return None
     dtype = str(raw.get(key, ""))
     if dtype and dtype not in BYTES:
-        raise ValueError(f"{key}: {dtype!r} is none of {', '.join(BYTES)}")
+        raise MappingError(key, f"{dtype!r} is none of {', '.join(BYTES)}")
     sizes: dict[str, Any] = {name: size_of(raw, key) for name, key in zip(names, keys, strict=True)}
     return LinearAttention(**sizes, state_dtype=dtype, is_mamba=is_mamba)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.models.config_keys import keys_of, wrong_kinds
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import short_repr
 
 WRAPPERS = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)+")
@@ -39,6 +40,7 @@ class Format(NamedTuple):
         return outputs * inputs * self.bits / 8 + ceil(outputs / self.rows) * groups * self.scale
 
 
+BLOCK = "quantization_config"
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("formats.json").read_text("utf-8"))
 FORMATS = {name: Format(**row) for name, row in TABLE["formats"].items()}
 DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4", "bitsandbytes")
@@ -126,22 +128,23 @@ def _matches(names: tuple[str, ...], name: str, whole: bool) -> bool:
 def read_quantization(config: object) -> Quantization | None:
     """Read a `quantization_config`, or the `quantization` of ModelOpt's file; None: there is none.
 
-    Raises ValueError, a line `key: what is wrong` for each fault.
+    Raises MappingError, by the keys that are wrong.
     """
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        raise ValueError(f"quantization_config: must be a mapping, not {short_repr(config)}")
+        raise MappingError(BLOCK, f"must be a mapping, not {short_repr(config)}")
     if wrong := [*wrong_kinds(config)]:
-        raise ValueError("\n".join(wrong))
+        raise MappingError([((key,), what) for key, what in wrong])
     if isinstance(own := config.get("quantization"), Mapping):  # ModelOpt's file, as it is
         config = {"quant_method": "modelopt", **own}
     method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")
     method = str(method).lower().replace("compressed_", "compressed-")  # as vLLM
     if (reader := READERS.get(method)) is None:
-        raise ValueError(
-            f"quantization_config: quant_method {method!r} is not known; there are "
-            f"{', '.join(READERS)}. Without this key, engine.quantization says what the weights are"
+        raise MappingError(
+            BLOCK,
+            f"quant_method {method!r} is not known; there are {', '.join(READERS)}. Without this "
+            "key, engine.quantization says what the weights are",
         )
     rules = tuple(reader(config))
     if rules and (ignored := next((config[key] for key in IGNORED if config.get(key)), ())):
@@ -150,8 +153,8 @@ def read_quantization(config: object) -> Quantization | None:
         for rule in rules:
             _patterns(rule.names)
     except re.error as error:
-        raise ValueError(
-            f"quantization_config: {short_repr(error.pattern)} is no regular expression: {error}"
+        raise MappingError(
+            BLOCK, f"{short_repr(error.pattern)} is no regular expression: {error}"
         ) from None
     return Quantization(rules, _cache(config), method)
 
@@ -182,7 +185,7 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     usual: dict[str, Any] = {"bits": config.get("w_bit"), "group_size": config.get("q_group_size")}
     usual |= {key: config[key] for key in keys if config.get(key) is not None}
     if usual["group_size"] is None:  # vLLM: "Cannot find any of ['q_group_size', 'group_size']"
-        raise ValueError("quantization_config: group_size is missing")
+        raise MappingError(BLOCK, "group_size is missing")
     found = _rounded(**usual)
     for key in ("dynamic", "extra_config"):
         changes = config.get(key)
@@ -208,15 +211,13 @@ def _rounded(bits: Any, group_size: int, data_type: object = "int") -> Format:
         return _integers(bits, group_size, True)
     word = TABLE["mx_fp"].get(str(bits)) if "mx_fp" in str(data_type) else None
     if word is None:
-        raise ValueError(f"quantization_config: {data_type} of {bits} bits is not supported")
+        raise MappingError(BLOCK, f"{data_type} of {bits} bits is not supported")
     return FORMATS[word]
 
 
 def _integers(bits: object, group: int | None, zeros: bool) -> Format:
     if not isinstance(bits, int) or bits not in (4, 8):
-        raise ValueError(
-            f"quantization_config: weights of {short_repr(bits)} bits are not supported"
-        )
+        raise MappingError(BLOCK, f"weights of {short_repr(bits)} bits are not supported")
     return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
 
 
@@ -242,7 +243,7 @@ def _algorithm(config: Mapping[str, Any]) -> Format | None:
         return None
     word = TABLE["modelopt"].get(re.sub(".*((NV|MX)FP4).*", r"\1", name))
     if word is None:
-        raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
+        raise MappingError(BLOCK, f"quant_algo {name!r} is not known")
     found = FORMATS[word]
     return found._replace(group=max(group, 0)) if group and found.bits == 4 else found
 
@@ -250,7 +251,7 @@ def _algorithm(config: Mapping[str, Any]) -> Format | None:
 def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read compressed-tensors': groups of modules by name or pattern, then those by class."""
     if "2:4" in str(config.get("sparsity_config")) or config.get("format") == "marlin-24":
-        raise ValueError("quantization_config: weights of which 2 of 4 are 0 are not supported")
+        raise MappingError(BLOCK, "weights of which 2 of 4 are 0 are not supported")
     rules = []
     for group in (config.get("config_groups") or {}).values():
         targets = group.get("targets") or ()
@@ -258,7 +259,7 @@ def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
         if weights := group.get("weights"):
             rules.append(Rule(names, _weights(weights)))
     if not rules and not config.get("kv_cache_scheme"):
-        raise ValueError("quantization_config: weights of None bits are not supported")
+        raise MappingError(BLOCK, "weights of None bits are not supported")
     yield from sorted(rules or [Rule((), None)], key=lambda rule: not rule.names)
 
 
@@ -283,7 +284,7 @@ def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
     for names, block in [*named, ((), config.get("global_quant_config") or {})]:
         dtype = str((block.get("weight") or {}).get("dtype", "null"))
         if dtype not in TABLE["quark"]:
-            raise ValueError(f"quantization_config: weights of Quark's {dtype!r} are not supported")
+            raise MappingError(BLOCK, f"weights of Quark's {dtype!r} are not supported")
         yield Rule(names, FORMATS[TABLE["quark"][dtype]])
 
 
@@ -294,7 +295,7 @@ def _bitsandbytes(config: Mapping[str, Any]) -> Iterable[Rule]:
     """
     eight = config.get("load_in_8bit")
     if not eight and config.get("load_in_4bit") is False:
-        raise ValueError("quantization_config: one of load_in_4bit and load_in_8bit must be true")
+        raise MappingError(BLOCK, "one of load_in_4bit and load_in_8bit must be true")
     return in_one_format("int8" if eight else "bitsandbytes").rules
 
 

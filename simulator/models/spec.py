@@ -25,7 +25,7 @@ from simulator.models.modules import (
 )
 from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
-from simulator.util.errors import ScenarioError
+from simulator.util.errors import MappingError, ScenarioError
 
 SMALL = ("norm", "norms", "experts.bias")  # names of no matrix that a token is multiplied with
 USUAL_IMAGE = 1024  # tokens: the default of workload.multimodal
@@ -133,16 +133,17 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"{name}: must be positive, not {getattr(self, name)}"
+            ((name,), f"must be positive, not {getattr(self, name)}")
             for name in (*REQUIRED, "head_dim", "num_key_value_heads")
             if getattr(self, name) < 1
         ]
         if not wrong and self.num_attention_heads % self.num_key_value_heads:
-            wrong.append("num_key_value_heads: must divide num_attention_heads")
+            wrong.append((("num_key_value_heads",), "must divide num_attention_heads"))
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
-            wrong.append(f"num_experts_per_tok: must be from 1 to num_experts ({self.num_experts})")
+            what = f"must be from 1 to num_experts ({self.num_experts})"
+            wrong.append((("num_experts_per_tok",), what))
         if wrong:
-            raise ValueError("\n".join(wrong))
+            raise MappingError(wrong)
 
     def longest(self, release: tuple[int, int, int], asked: bool = True) -> int:
         """Tokens of a request at most, as a release of vLLM derives them (_get_and_verify_max_len).

@@ -68,7 +68,7 @@ def load_scenario(
     try:
         scenario = check_scenario(raw, source_map, folder, own_code=own_code, fits=fits)
     except HeadwayError as error:
-        messages += error.messages
+        raise HeadwayError([*messages, *error.messages], error.faults) from None
     if messages:
         raise HeadwayError(messages)
     return scenario
@@ -130,7 +130,7 @@ def check_scenario(
             wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
-        raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
+        raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]), wrong)
     if fits:
         scenario.keep_specs(specs, fleet)
     return scenario

@@ -9,19 +9,23 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-class HeadwayError(ValueError):
-    """The user's input, file or machine is at fault; every message names the place, in one line."""
-
-    def __init__(self, messages: str | Iterable[str]) -> None:
-        lines = [messages] if isinstance(messages, str) else messages
-        self.messages = [printable(line) for line in lines]
-        super().__init__("\n".join(self.messages))
-
-
 Key = tuple[str, ...]
 """Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
 FieldError = tuple[Key, str]
 """A key and what is wrong with it."""
+
+
+class HeadwayError(ValueError):
+    """The user's input, file or machine is at fault; every message names the place, in one line.
+
+    `faults` are the same by their keys, where a scenario is at fault.
+    """
+
+    def __init__(self, messages: str | Iterable[str], faults: Sequence[FieldError] = ()) -> None:
+        self.faults = faults
+        lines = [messages] if isinstance(messages, str) else messages
+        self.messages = [printable(line) for line in lines]
+        super().__init__("\n".join(self.messages))
 
 
 class MappingError(ValueError):

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator.models.config_json import read_config, read_rope
+from simulator.models.config_json import read_config, read_rope, spec_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.kv_budget import activation_bytes
 from simulator.models.load import load_model
 from simulator.models.spec import RopeScaling
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, MappingError
 from tests.support.model_configs import TINY, write_config
 
 
@@ -307,3 +307,13 @@ def test_the_longest_request_is_the_least_of_all_keys_or_model_max_length(
 ) -> None:
     """As derive_max_model_len_and_key of vLLM 0.33."""
     assert load_model(write_config(tmp_path, **keys)).longest((0, 33, 0)) == most
+
+
+def test_what_is_wrong_has_its_key() -> None:
+    """Every fault of a config, and the first of a key that has two."""
+    with pytest.raises(MappingError) as caught:
+        spec_of("m", {"model_type": "llama", "hidden_size": "9", "torch_dtype": "int3"})
+    keys = [key for key, _ in caught.value.faults]
+    assert keys[0] == ("hidden_size",)
+    assert {("num_hidden_layers",), ("torch_dtype",)} <= {*keys}
+    assert len({*keys}) == len(keys)

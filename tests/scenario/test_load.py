@@ -218,3 +218,14 @@ def test_a_wrong_dict_is_a_value_error(given, wrong):
         load_scenario(given)
     assert wrong in str(caught.value)
     assert isinstance(caught.value, HeadwayError)
+
+
+def test_what_is_wrong_is_there_by_its_keys() -> None:
+    """For whoever knows better what to say of a key than its message."""
+    wrong = {"model": "llama-3-8b", "engine": {"block_size": 0}, "gpu": {"name": "H1"}}
+    with pytest.raises(HeadwayError) as caught:
+        load_scenario(wrong)
+    faults = dict(caught.value.faults)
+    assert faults.keys() == {("engine", "block_size"), ("gpu", "name")}
+    lines = {f"scenario: {'.'.join(key)}: {what}" for key, what in faults.items()}
+    assert lines == {*caught.value.messages}
