@@ -97,11 +97,14 @@ def _tower(model: ModelSpec, vision: VisionEncoder, sizes: EngineSizes) -> float
     """Bytes of an encoder: in the formats of the file, or of `--quantization fp8`.
 
     As vLLM 0.32: by ModelOpt those of Qwen and GLM alone (is_layer_excluded), never Gemma 4's.
+    AWQ's and GPTQ's tools leave encoders in 16 bits, as vLLM sees in the files of weights
+    (maybe_update_config; before, _maybe_ignore_quant_config).
     """
     formats, inputs, narrow = model.formats(sizes.weight_dtype), vision.hidden_size, False
     if formats is not None and (formats.method or formats.word == "fp8"):
+        of_texts = formats.method.startswith(("awq", "gptq"))
         by_modelopt = formats.method.startswith("modelopt")
-        narrow = not vision.is_whole and (vision.has_sections or not by_modelopt)
+        narrow = not (vision.is_whole or of_texts) and (vision.has_sections or not by_modelopt)
     matrices = Module(OF_ENCODERS[vision.has_sections], vision.quantizes // inputs, inputs)
     rest = vision.parameters + vision.beside - matrices.numbers
     return module_bytes(matrices, formats if narrow else None, HALF) + HALF * rest
