@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
     from headway.planning.candidate import Candidate
 
-TYPICAL_LOOKS = {True: 50.0, False: 15.0}
-"""First runs that all of a candidate take as long as, where a place is searched for, and where not,
-as long as no candidate is done: those that decide are longer, and more."""
-WHOLE_LOOKS = 4.0  # likewise, where each run has the whole load: a day
+FEW_DONE = 4  # a search is estimated once one in so many candidates, which ran, is done
 SHOWN = 20  # candidates that a table has room for
 SILENCE = 30.0  # s after which a plan says how many runs it has made
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
@@ -91,13 +88,12 @@ class SearchProgress:
         self._live = live
         self._place, self._rising = _form_of_place(key), rising
         self._began = self._told = perf_counter()
-        self._runs = self._runs_before = 0
+        self._runs = 0
         self._phase, self._phase_began = "", self._began
 
     def enter(self, phase: str) -> None:
         """Say what begins; from now on a line for each candidate that is done, not for each run."""
         self._phase, self._phase_began = phase, perf_counter()
-        self._runs_before = self._runs
         if self._live is None:
             print_line(f"{phase}:")
 
@@ -117,33 +113,34 @@ class SearchProgress:
                 said += f"; {state}: {_bracket(decided, self._place, self._rising)}"
             print_line(f"{decided.label}: {said}")
             self._told = perf_counter()
-        elif (now := perf_counter()) - self._told > SILENCE or self._runs == runs:
-            left = self._seconds_left(candidates)
-            if now - self._told > SILENCE or left > SILENCE:
-                made = f"{self._runs} run{'s' if self._runs > 1 else ''} made"
-                print_line(f"{made} in {now - self._began:.0f} s, about {left / 60:.1f} min left")
-                self._told = now
+        elif (now := perf_counter()) - self._told > SILENCE:
+            made = "1 run" if self._runs == 1 else f"{self._runs} runs"
+            print_line(f"{made} made in {now - self._began:.0f} s, {self._left(candidates)}")
+            self._told = now
 
-    def _seconds_left(self, candidates: "Sequence[Candidate]") -> float:
-        """Estimate how long a search goes on, by the load in the runs that this phase has made."""
-        looks = {id(one): _looks(one) for one in candidates}
-        done = [looks[id(one)] for one in candidates if one.done and one.result.trials]
-        whole = any(one.seconds is None for each in candidates for one in each.result.trials)
-        typical = WHOLE_LOOKS if whole else TYPICAL_LOOKS[bool(self._place)]
-        each = sum(done) / len(done) if done else typical
-        under_way = [looks[id(one)] for one in candidates if not one.done]
+    def _left(self, candidates: "Sequence[Candidate]") -> str:
+        """Say how many candidates are done and, once enough are, how long the others may take.
+
+        The estimate goes by the load in the runs that this phase has made. A search that stops at
+        the first that is enough, or leaves out what another has shown to be worse, is over sooner.
+        """
+        done = [_looks(one) for one in candidates if one.done and one.result.trials]
+        under_way = [_looks(one) for one in candidates if not one.done]
+        count = sum(one.done for one in candidates)
+        text = f"{count} of {len(candidates)} candidates done"
+        if not done or FEW_DONE * len(done) < len(done) + len(under_way):
+            return text
+        each = sum(done) / len(done)
         left = sum(max(each - own, own / 4, 1.0) for own in under_way)
-        made = max(sum(looks.values()), self._runs - self._runs_before, 1)
-        return (perf_counter() - self._phase_began) / made * left
+        left *= (perf_counter() - self._phase_began) / (sum(done) + sum(under_way))
+        where = " in this phase" if self._phase else ""
+        return f"{text}, about {left / 60:.1f} min left{where} if the others take as long"
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table
 
-        done = sum(one.done for one in candidates)
         phase = f"{self._phase}: " if self._phase else ""
-        counts = f"{self._runs} runs, {done} of {len(candidates)} done"
-        left = self._seconds_left(candidates)
-        table = Table(title=f"{phase}{counts}, about {left:,.0f} s left")
+        table = Table(title=f"{phase}{self._runs} runs, {self._left(candidates)}")
         for head in ("candidate", "so far", "runs", "last"):
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:
@@ -189,7 +186,7 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
     if holds is not None:
         found.append((holds.at, "is enough" if rising else "keeps the bounds"))
     if fails is not None:
-        found.append((fails.at, "breaks the bounds" if fails.breaks else "is not enough for sure"))
+        found.append((fails.at, "breaks the bounds" if fails.breaks else "may not be enough"))
     return ", ".join(f"{place.format(at)} {word}".strip() for at, word in found) or "nothing"
 
 

@@ -44,7 +44,7 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     with search_progress(False, "workload.request_rate", rising=False) as search:
         search([candidate], 3, None)
         search([candidate], 4, None)
-    assert re.search(r"7 runs, 0 of 1 done", capsys.readouterr().err)
+    assert re.search(r"7 runs, 0 of 1 candidates done", capsys.readouterr().err)
 
 
 def test_a_pipe_has_a_line_for_each_decision(capsys):
@@ -87,32 +87,34 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
     assert last.endswith("done: cluster.replicas=1 is enough")
 
 
-def test_a_long_plan_says_after_its_first_run_how_long_it_takes(monkeypatch, capsys):
-    """A run of 9 s, 15 of each of two candidates; then no more than once in half a minute.
-
-    Where a place is searched for 50, of their length: a run that is twice as long counts twice.
-    """
+def test_a_long_plan_says_what_is_done_and_estimates_the_rest_once_a_quarter_is(
+    monkeypatch, capsys
+):
+    """A first run, which may have waited for workers, says nothing of the other candidates."""
     now = [0.0]
     monkeypatch.setattr("headway.cli.progress.perf_counter", lambda: now[0])
-    two = [Candidate({"engine.max_num_seqs": "8"}), Candidate({"engine.max_num_seqs": "9"})]
-    with search_progress(False, "", rising=True) as search:
-        for now[0] in (9.0, 20.0, 45.0):
-            search(two, 1, None)
-    assert capsys.readouterr().err == (
-        "1 run made in 9 s, about 4.5 min left\n3 runs made in 45 s, about 7.5 min left\n"
-    )
-    with search_progress(False, "", rising=True) as search:
-        now[0] += 0.9
-        search(two, 1, None)
-    assert capsys.readouterr().err == ""  # it is over in half a minute
-    day = [Candidate({}, result=SearchResult(None, [Trial(1.0, None, runs=[{}])])), *two]
-    with search_progress(False, "cluster.replicas", rising=True) as search:
-        now[0] += 9.0
-        search(day, 1, None)  # 3 more of this, and 4 of each of the others
-    assert capsys.readouterr().err == "1 run made in 9 s, about 1.6 min left\n"
-    trials = [Trial(1.0, 300.0, runs=[{}] * 2), Trial(2.0, 600.0, runs=[{}] * 6)]
-    found = Candidate({}, result=SearchResult(None, trials))
+    trials = [Trial(1.0, 300.0, runs=[{}] * 2), Trial(2.0, 600.0, runs=[{}] * 4)]
+    found = [
+        Candidate({"engine.max_num_seqs": f"{seats}"}, result=SearchResult(trials[0], trials))
+        for seats in range(4)
+    ]
+    for one in found[1:]:
+        one.result = SearchResult(None, [])
     with search_progress(False, "workload.request_rate", rising=False) as search:
-        now[0] += 42.0
-        search([found], 8, None)  # 14 of the first length in 42 s, 36 to go
-    assert capsys.readouterr().err == "8 runs made in 42 s, about 1.8 min left\n"
+        for now[0] in (16.0, 42.0, 60.0):
+            search(found, 1, None)
+        found[0].done = True
+        now[0] = 100.0
+        search(found, 1, None)  # 10 times its first run in 100 s: three more take three times that
+        found[1].done, found[1].not_tried = True, "costs more"
+        search.enter("The best two")
+        now[0] = 140.0
+        search(found, 1, None)
+    assert capsys.readouterr().err == (
+        "2 runs made in 42 s, 0 of 4 candidates done\n"
+        "4 runs made in 100 s, 1 of 4 candidates done, about 5.0 min left if the others take as "
+        "long\n"
+        "The best two:\n"
+        "5 runs made in 140 s, 2 of 4 candidates done, about 1.3 min left in this phase if "
+        "the others take as long\n"
+    )
