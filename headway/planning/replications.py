@@ -174,7 +174,7 @@ def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
 def _within_limits(key: str, found: Estimate, first: float = 0.0) -> Estimate:
     """End the intervals where the metric does, of its difference to a `first` one where that is."""
     most = 1.0 if key.startswith("slo_attainment") else inf
-    return replace(found, least=-first, most=most - first)
+    return replace(found, least=0.0 - first, most=most - first)
 
 
 def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:

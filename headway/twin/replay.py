@@ -111,12 +111,12 @@ class _Replay:
         self.ended = [asyncio.Event() for _ in range(len(workload))]
         self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
         self.first_hits: tuple[float, float] | None = None  # HITS, before the first request
-        import aiohttp
-
-        self.failures = aiohttp.ClientError, TimeoutError
 
     async def run(self, session: Any) -> Replayed:
         """Ask who is there, send all, look at the gauges meanwhile."""
+        import aiohttp
+
+        self.failures = aiohttp.ClientError, TimeoutError
         self.session = session
         self.model = model = self.model or await self._first_model()
         found = Replayed(model, await self._version(), self.answers, prompt_seed=self.seed)

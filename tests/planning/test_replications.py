@@ -18,8 +18,10 @@ from headway.planning.replications import (
     differences,
     draw_intervals,
     encode_differences,
+    estimates,
     replicate,
     replicate_until_decided,
+    run_intervals,
     seeds,
     winner_lines,
 )
@@ -277,6 +279,13 @@ def test_no_difference_is_more_than_the_metric_can_be():
     assert " -90.00 to " in compare_intervals(["a", "b"], found)
     rows = pd.read_csv(BytesIO(encode_differences([{"run": "a"}, {"run": "b"}], runs, found)))
     assert rows.difference_low.min() == pytest.approx(-0.9)
+
+
+def test_no_latency_is_below_0_or_minus_0():
+    values = [{"p99_ttft_ms": value} for value in (0.0, 1.0, 1000.0)]
+    table = run_intervals("demo", estimates(values))
+    assert "0.00 to " in table
+    assert "-0.00" not in table
 
 
 def test_lines_that_are_left_out_are_counted():

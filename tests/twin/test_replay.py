@@ -397,3 +397,10 @@ def test_polls_see_a_step_when_it_is_over() -> None:
     assert seen.columns["running"].tolist() == [0, 1, 2, 0]
     assert seen.columns["waiting"].tolist() == [0, 0, 0, 0]
     assert seen.columns["kv_usage"][0] == 0 < seen.columns["kv_usage"][1]
+
+
+def test_without_aiohttp_replay_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert main(["replay", "demo", "--url", "http://127.0.0.1:9"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headway: error: --url: needs aiohttp: pip install 'headway[serve]'")
