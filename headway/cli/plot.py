@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from headway.cli.options import LaunchOption, named_by_option, silent, with_launch
+from headway.cli.options import LaunchOption, between, named_by_option, silent, with_launch
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def plot(
     *,
     out: Annotated[Path | None, silent("picture, .png or .svg [default: OUT_DIR/KIND.png]")] = None,
     start: Annotated[
-        float | None, Parameter(help="occupancy: first second to show [default: near the middle]")
+        float | None,
+        Parameter(help="occupancy: first second to show [default: near the middle]"),
+        between(0),
     ] = None,
     seconds: Annotated[
         float | None,

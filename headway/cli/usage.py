@@ -11,9 +11,10 @@ from simulator.util.errors import did_you_mean, one_line
 SETTABLE = ("run", "compare", "sweep", "plan", "rollouts")  # take --set
 TAKES = {
     int: "must be a whole number such as 64",
-    float: "must be a number such as 1.5",
+    float: "must be a number such as 0.5",
     bool: "takes no value",
 }
+HELP_DEFAULT = re.compile(r" \[default: .*\]$")
 
 
 def usage_message(error: CycloptsError) -> str:
@@ -37,7 +38,8 @@ def usage_message(error: CycloptsError) -> str:
         return f"{error.token.keyword} {error.token.value}: is given before; give it once"
     if error.argument is None:
         return one_line(error)
-    return _of_option(error, error.argument, f" ({error.argument.parameter.help})")
+    meaning = HELP_DEFAULT.sub("", error.argument.parameter.help or "")
+    return _of_option(error, error.argument, f" ({meaning})")
 
 
 def _of_option(error: CycloptsError, argument: Argument, meaning: str) -> str:

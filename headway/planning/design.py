@@ -170,7 +170,7 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
 _MISSPELT = re.compile(
     r": unknown key|: no (GPU|policy|router|file) "
     r"|: must be (a whole number|a number|true or false|text|a list|a mapping|'.*),? "
-    r"|: must be METRIC|: no metric '"
+    r"|: must be \S+[<>]=NUMBER|: no metric '"
     r"|: must be (more than|at least|less than|at most) -?[\d.e+-]+, not "
 )
 """What is said of a name that nothing has, and of a value that is none of its kind or range."""

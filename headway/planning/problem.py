@@ -254,6 +254,10 @@ def make_problem(
     )
     key, low, high = "", 0, 0
     asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)
+    if options.fewest and options.cheapest:
+        raise HeadwayError(
+            "--cheapest: cannot be used with --fewest, which chooses the cheapest of --vary itself"
+        )
     if asked is not None:
         firsts = {name: values[0] for name, values in axes}
         key, low, high = _range(asked, path, firsts, overrides, seed)

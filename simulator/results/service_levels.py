@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import ceil, exp, floor, inf, log, log10
 from typing import Any, NamedTuple
 
@@ -26,12 +27,18 @@ QUEUED = ("ttft", "e2el", "queue_time")
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 FINISH = "finish"
 """When the last of the requests ended, s from the beginning of the run; written h:mm[:ss]."""
+EXAMPLES = {
+    FINISH: "6:00 (hours and minutes of the run)",
+    **dict.fromkeys(SHARES, "0.99 (a share from 0 to 1)"),
+    **dict.fromkeys(RATES, "100 (per s)"),
+}
+"""What is beside each, for messages; the others are latencies."""
 
 NAMED = 8  # clients that a message names
 EACH = "each"
 """In place of a model: every model, by itself."""
 _TEXT = re.compile(
-    r"\s*(?:((?:(?:client|priority|model) +)?[^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.:\deE]+)\s*"
+    r"\s*(?:((?:(?:client|priority|model) +)?[^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([^\s_]+)\s*"
 )
 _STATISTIC = re.compile(r"(?:mean|median|std|p(?P<p>\d+(?:\.\d+)?))_(?P<name>\w+)_ms")
 
@@ -310,26 +317,22 @@ def parse_slo(text: str, where: str = "--slo") -> Slo:
 
 def _read_slo(text: str) -> Slo:
     match = _TEXT.fullmatch(text)
-    try:
-        part, metric, sign, number = match.groups() if match else (None, "", "", "")
-        bound = _seconds(number) if metric == FINISH else float(number)
-    except ValueError:
+    if match is None:
         raise ValueError(
             "must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000 (ms), or finish<=6:00 "
             "(hours and minutes of the run)"
-        ) from None
+        )
+    part, metric, sign, number = match.groups()
     percentile, latency = None, ""
-    useful = ">=" if metric in (*SHARES, *RATES) else "<="
-    if metric in SHARES and not 0 <= bound <= 1:
-        raise ValueError(f"must be a share from 0 to 1, as {metric}>=0.99")
     if metric not in (*SHARES, *RATES, FINISH):
         named = _STATISTIC.fullmatch(metric)
         if named is None or named["name"] not in LATENCIES:
             others = (*SHARES, *RATES, FINISH)
-            near = [f"{metric.partition('_')[0]}_{name}_ms" for name in LATENCIES]
+            near = [f"{word}_{name}_ms" for word in metric.split("_") for name in LATENCIES]
             raise ValueError(
                 f"no metric {metric!r}; there are mean, median, std and any percentile (p99, "
-                f"p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms, and {', '.join(others)}"
+                f"p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms<=1000 (ms), and "
+                f"{', '.join(others)}"
                 f"{did_you_mean(metric, (*others, *filter(_STATISTIC.fullmatch, near)))}"
             )
         if named["p"] is not None:
@@ -338,20 +341,28 @@ def _read_slo(text: str) -> Slo:
                 raise ValueError("must be a percentile from 0 to 100, as p99")
             short = int(percentile) if percentile.is_integer() else percentile
             metric = f"p{short}_{named['name']}_ms"  # as the summary writes it
-        if bound <= 0:
-            raise ValueError("must be more than 0 ms")
         if named["name"] != "itl" and not metric.startswith("std"):  # gaps are of tokens
             latency = named["name"]
             percentile = 50.0 if metric.startswith("median") else percentile
-    if sign != useful:
-        raise ValueError(f"must be {metric}{useful}NUMBER")
-    slo = Slo(metric, sign == "<=", bound, percentile, latency)
+    slo = Slo(metric, sign == "<=", _read_bound(metric, sign, number), percentile, latency)
     if part is None:
         return slo
     if not latency and metric not in (*SHARES, FINISH):
         raise ValueError(f"{metric} is of all requests together; write it without {part}:")
     part = " ".join(part.split())
     return slo._replace(metric=f"{part}:{metric}", part=part)
+
+
+def _read_bound(metric: str, sign: str, number: str) -> float:
+    """Read what is beside a metric and its sign; ValueError has an example, and the unit."""
+    useful = ">=" if metric in (*SHARES, *RATES) else "<="
+    with suppress(ValueError):
+        bound = _seconds(number) if metric == FINISH else float(number)
+        least = 0.0 if useful == ">=" else 1e-300
+        if sign == useful and least <= bound <= (1.0 if metric in SHARES else 1e300):
+            return bound
+    example = EXAMPLES.get(metric, "1000 (ms, more than 0)")
+    raise ValueError(f"must be {metric}{useful}NUMBER, as {metric}{useful}{example}")
 
 
 def _seconds(text: str) -> float:

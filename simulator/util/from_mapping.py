@@ -155,8 +155,9 @@ def _read_plain(plain: Any, inner: tuple[Any, ...], value: Any) -> Any:
     fits = isinstance(value, ACCEPTED.get(plain, plain))
     fits = fits and (plain is bool) == isinstance(value, bool)
     if not fits or (plain in (int, float) and _is_nan_or_too_large(value)):
-        quoted = isinstance(value, str) and value.replace(".", "", 1).isdigit()
-        bare = ", without quotes" if quoted and plain in (int, float) else ""
+        text = value if isinstance(value, str) and plain in (int, float) else ""
+        bare = ", without a unit" if text[:1].isdigit() else ""
+        bare = ", without quotes" if text.replace(".", "", 1).isdigit() else bare
         raise MappingError("", f"must be {WORDS[plain]}{bare}, not {short_repr(value)}")
     if plain is list and inner:
         return [*_read_items(inner[0], enumerate(value)).values()]

@@ -30,7 +30,7 @@ USAGE = [
     ),
     (
         ["run", "small.yaml", "--warmup", "5s"],
-        "--warmup 5s: must be a number such as 1.5 (seconds left out after the first request)",
+        "--warmup 5s: must be a number such as 0.5 (seconds left out after the first request)",
     ),
     (
         ["run", "small.yaml", "--format", "parket"],

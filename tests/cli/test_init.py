@@ -101,7 +101,7 @@ WRONG = [
     (["--yes", "--tensor-parallel-size", "0"], "--tensor-parallel-size 0: must be 1 or more ("),
     (["--yes", "--tensor-parallel-size=-2"], "--tensor-parallel-size -2: must be 1 or more ("),
     (["--yes", "--chars-per-token", "4"], "--chars-per-token: needs --traffic"),
-    (["--yes", "--slo", "p99_ttft_ms<=0"], "--slo p99_ttft_ms<=0: must be more than 0 ms"),
+    (["--yes", "--slo", "p99_ttft_ms<=0"], "--slo p99_ttft_ms<=0: must be p99_ttft_ms<=NUMBER"),
     (["--yes", "--slo", "x<=3"], "--slo x<=3: no metric 'x'"),
     (["--yes", "--traffic", "none.csv"], "none.csv: no such file"),
     (["--yes", "--traffic", "small.yaml"], "small.yaml:1: format:"),

@@ -26,11 +26,15 @@ from tests.support.scenarios import AZURE, ONE_A_SECOND
         (["--slo", "p99_ttft"], "--slo p99_ttft: must be METRIC<=NUMBER or METRIC>=NUMBER"),
         (["--slo", "p99_tftt_ms<=3"], "no metric 'p99_tftt_ms'; there are mean, median"),
         (["--slo", "p99_tftt_ms<=3"], "; did you mean p99_ttft_ms?"),
-        (["--set", "plan.slo=[goodput>=1s]"], ": plan.slo: goodput>=1s: must be METRIC<=NUMBER"),
+        (["--set", "plan.slo=[goodput>=1s]"], ": plan.slo: goodput>=1s: must be goodput>=NUMBER"),
         (["--slo", "p99_ttft_ms>=3"], "--slo p99_ttft_ms>=3: must be p99_ttft_ms<=NUMBER"),
         (["--slo", "p101_ttft_ms<=3"], "must be a percentile from 0 to 100, as p99"),
         (["--slo", "goodput>=0.9"], "needs bounds in the scenario's `goodput`"),
-        (["--slo", "completion>=2"], "must be a share from 0 to 1, as completion>=0.99"),
+        (["--slo", "completion>=2"], "as completion>=0.99 (a share from 0 to 1)"),
+        (
+            ["--slo", "p99_ttft_ms<=9", "--fewest", "cluster.replicas=1..2", "--cheapest"],
+            "--cheapest: cannot be used with --fewest, which chooses the cheapest of --vary",
+        ),
         (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=4..1"], "must be dotted.key=LOW..HIGH"),
         (["--slo", "p99_ttft_ms<=9", "--fewest", "seed=0..0"], "0 <= LOW <= HIGH and HIGH >= 1"),
         (

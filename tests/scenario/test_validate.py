@@ -108,7 +108,7 @@ BAD = [
     ("seed: -1\n", "s.yaml:1: seed: must be at least 0, not -1 (seed of all ..."),
     (
         "goodput:\n  ttft: 1s\n",
-        "s.yaml:2: goodput.ttft: must be a number, not '1s' (longest time to first token, ms)",
+        "s.yaml:2: goodput.ttft: must be a number, without a unit, not '1s' (...",
     ),
     ("goodput:\n  ttft: 0\n", "s.yaml:2: goodput.ttft: must be more than 0, not 0 (longest ..."),
     (
