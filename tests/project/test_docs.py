@@ -118,6 +118,19 @@ def test_git_ignores_the_environment_of_the_readme() -> None:
     assert f"/{folder}/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
 
 
+def test_the_readme_says_how_many_models_and_gpus_there_are(capsys) -> None:
+    """And names the commands that list them."""
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    said = r"brings (\d+) models, .* `headway (.*)`, and (\d+) GPUs, .* `headway (.*)` lists"
+    found = re.search(said, text)
+    assert found is not None
+    models, lists, gpus, refused = found.groups()
+    assert main(lists.split()) == 0
+    assert capsys.readouterr().out.splitlines()[-1].count(",") + 1 == int(models)
+    assert main(refused.split()) == 2
+    assert capsys.readouterr().err.rpartition(" as ")[2].count(",") + 1 == int(gpus)
+
+
 def commands(page: Path) -> list[list[str]]:
     """Return the words after `headway` of every command in a page's blocks, comments left out."""
     text = "\n".join(
