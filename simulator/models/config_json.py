@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulator.models.config_keys import keys_of, size_of, wrong_kinds
+from simulator.models.config_keys import REQUIRED, keys_of, size_of, wrong_kinds
 from simulator.models.config_parts import (
     TABLE,
     read_kinds,
@@ -25,7 +25,7 @@ from simulator.models.config_parts import (
 )
 from simulator.models.dtypes import BYTES
 from simulator.models.quantization import read_quantization
-from simulator.models.spec import REQUIRED, ModelSpec
+from simulator.models.spec import ModelSpec
 from simulator.models.vision import read_vision
 from simulator.util.errors import HeadwayError, MappingError, ScenarioError, did_you_mean
 from simulator.util.from_mapping import short_repr

@@ -1,6 +1,7 @@
 """What kind of value each key of a config.json has, at whatever depth it is read.
 
-`config_keys.csv` has a line a key: its kind, and the field of ModelSpec that it is by itself.
+`config_keys.csv` has a line a key: its kind, the field of ModelSpec that it is by itself, and
+whether a file must have it, or another key of this field.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,7 @@ KINDS: dict[str, tuple[Check, str]] = {
     ),
 }
 ROWS = read_table(__file__, "config_keys.csv")
+REQUIRED = [row["field"] for row in ROWS if row["required"]]
 KIND_OF = {row["key"]: KINDS[row["kind"]] for row in ROWS}
 
 

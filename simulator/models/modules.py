@@ -51,7 +51,7 @@ class Module(NamedTuple):
         return ceil(self.outputs / rows), ceil(self.inputs / columns)
 
 
-ROWS = read_table(__file__, "modules.csv")
+ROWS, FORMULAS = read_table(__file__, "modules.csv"), ("outputs", "inputs", "number")
 
 
 def _evaluate(formula: str, sizes: Mapping[str, Any]) -> int:
@@ -65,9 +65,7 @@ def modules_of(parts: Collection[str], sizes: Mapping[str, Any]) -> Iterator[Mod
     for row in ROWS:
         if row["of"] not in parts:
             continue
-        outputs, inputs, number = (
-            _evaluate(row[key], sizes) for key in ("outputs", "inputs", "number")
-        )
+        outputs, inputs, number = (_evaluate(row[key], sizes) for key in FORMULAS)
         if outputs * inputs * number:
             split = row["split"]
             if split == "groups":  # of Mamba-2's heads: a single one is whole on each GPU

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
+from simulator.models.config_keys import REQUIRED
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.modules import (
     ATTENTION,
@@ -29,14 +30,6 @@ from simulator.util.errors import MappingError, ScenarioError
 
 SMALL = ("norm", "norms", "experts.bias")  # names of no matrix that a token is multiplied with
 USUAL_IMAGE = 1024  # tokens: the default of workload.multimodal
-REQUIRED = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
 
 
 def module_bytes(
