@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator import run
 from simulator.core.log import Log
 from simulator.results.fairness import (
     Clients,
@@ -19,7 +20,6 @@ from simulator.results.fairness import (
 )
 from simulator.results.request_table import client_column, gather_requests
 from simulator.scenario.load import load_scenario
-from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, fcfs, play, workload
