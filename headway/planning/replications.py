@@ -334,7 +334,7 @@ def winner_lines(
         p = found[nearest].adjusted if found else 0.0
         if nearest == best or found[nearest].significant:
             return True, f"; significant, p <= {max(p, 0.001):.2g} by Holm" if found else ""
-        return False, f"; {labels[nearest]} may differ from it by chance (p {p:.2g} by Holm)"
+        return False, f"; {labels[nearest]} may be as good: p {p:.2g} by Holm"
 
     return name_winner(labels, _means(runs), chance)
 

@@ -182,7 +182,7 @@ def winner_lines(
 
         most = max(done, key=nearness, default=0)
         sure, words = test(place, apart(summaries, place)) if place is not None else (False, "")
-        of = f"{labels[place]}: " if place is not None else ""
+        of = f"{labels[place]}{'' if sure else ' leads'}: " if place is not None else ""
         lines.append(f"{'Winner' if sure else 'No winner'}: {of}{why}{words}.")
         if why == NONE_KEEPS:
             kept, levels = broken[most].count(0.0), len(broken[most])

@@ -84,9 +84,13 @@ class Trend:
         if not (self._total >= MIN_REQUESTS and self._last > self._first):  # or a time is unknown
             return dict.fromkeys(TREND)
         slope, p = linear_trend(self.means)
-        change = slope / max(float(self._sums.sum()) / self._total, 1.0)
+        mean = max(float(self._sums.sum()) / self._total, 1.0)
+        # To fill a system bends the line: of a queue beside that the second half alone may tell.
+        late, chance = self.means[-1] - self.means[BATCHES // 2 - 1], MOST_CHANCE * sqrt(2.0 * mean)
+        outrun = late > max(MOST_UNSERVED * self._total / 2, chance)
+        trend = p < SIGNIFICANCE_LEVEL and abs(slope) / mean > MATERIAL_CHANGE
         return {
-            "stationary": not (p < SIGNIFICANCE_LEVEL and abs(change) > MATERIAL_CHANGE),
+            "stationary": not (trend or outrun),
             "trend_per_s": slope / (self._last - self._first),
             "trend_p_value": p,
             "served_by_last_arrival": max(1.0 - self._backlog / self._total, 0.0),

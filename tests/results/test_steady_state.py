@@ -53,6 +53,20 @@ def test_a_run_shorter_than_a_request_is_not_overloaded(write):
     assert "Overloaded" in trend_warning(block | {"served_by_last_arrival": 0.2})
 
 
+def test_a_queue_that_grows_in_the_second_half_is_told_beside_one_that_fills_the_system() -> None:
+    """A line through 250 requests that fill it in a quarter bends: its p value is 0.03."""
+    fill = np.linspace(0, 250, 500)
+    for growth, stationary in ((150, False), (20, True)):
+        trend = Trend(2000)
+        trend.add(
+            np.arange(2000.0),
+            np.concatenate([fill, 250 + np.linspace(0, growth, 1500)]).astype(int),
+        )
+        found = trend.test()
+        assert found["trend_p_value"] > 0.01
+        assert found["stationary"] is stationary
+
+
 def test_few_requests_tell_nothing(write):
     """Under a hundred requests the test abstains."""
     block = run(load_scenario(write(SMALL))).summary()["headway"]
