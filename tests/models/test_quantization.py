@@ -270,19 +270,6 @@ def test_older_forms_of_the_formats(
     assert (model.weight_bytes() < 2 * model.parameters) == bool(weights)
 
 
-@pytest.mark.parametrize(
-    ("config", "cache"),
-    [
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NONE"}, ""),
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "fp8"}, "fp8"),
-        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, ""),
-    ],
-)
-def test_words_for_the_cache_are_read(config: dict[str, object], cache: str) -> None:
-    """NONE was fp8, and AutoFP8's word refused, which vLLM reads with --kv-cache-dtype alone."""
-    assert read(**config).cache == cache
-
-
 def test_weights_of_mlx_are_not_taken_for_16_bits(tmp_path: Path) -> None:
     path = write_config(tmp_path, quantization={"group_size": 64, "bits": 4})
     with pytest.raises(ValueError, match=r"quantization_config: quant_method '' is not known"):

@@ -102,3 +102,18 @@ def test_makers_leave_encoders_in_16_bits() -> None:
         for name in ("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct-AWQ")
     )
     assert named == wide
+
+
+@pytest.mark.parametrize(
+    ("config", "cache"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NONE"}, ""),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, ""),
+    ],
+)
+def test_words_for_the_cache_are_read(config: dict[str, object], cache: str) -> None:
+    """NONE was fp8, and AutoFP8's word refused, which vLLM reads with --kv-cache-dtype alone."""
+    found = read_quantization(config)
+    assert found is not None
+    assert found.cache == cache
