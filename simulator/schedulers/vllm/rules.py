@@ -6,7 +6,8 @@ defaults are those of the newest known.
 """
 
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from simulator.util.errors import HeadwayError
 
@@ -37,92 +38,75 @@ class CannotFollowError(HeadwayError):
     """A version does what nobody can say the outcome of."""
 
 
-class Rules(NamedTuple):
+def _since(*release: int) -> Any:
+    """Make a rule that the releases from this one on have."""
+    return field(default=True, metadata={"since": release})
+
+
+@dataclass(frozen=True)
+class Rules:
     """What a version does; False: as it did before."""
 
-    stops_at_last_token: bool = True
+    stops_at_last_token: bool = _since(0, 11, 1)
     """Asynchronous: a request whose last token is on its way is not scheduled. Before, it was once
     more, and what came of it was dropped."""
-    withdraws_tokens: bool = True
+    withdraws_tokens: bool = _since(0, 11, 1)
     """What a victim was given in this step is taken back. Before, it stayed in the batch, computed
     on blocks that were free, and counted as computed: nobody can say what came of that."""
-    stops_at_long_head: bool = True
+    stops_at_long_head: bool = _since(0, 12, 0)
     """Without chunked prefill, a head whose prompt is longer than what is left of the budget ends
     admission. Before, it was set aside and those behind it were tried."""
-    splits_free_list: bool = True
+    splits_free_list: bool = _since(0, 24, 0)
     """Freed blocks without a hash go to the head of the free list. Before, all went to its tail."""
-    goes_back_after_victim: bool = True
+    goes_back_after_victim: bool = _since(0, 28, 0)
     """The walk over the running list allows for a victim before it that had no tokens in this step.
     Before, it then passed one request over."""
-    lifts_cap_for_one: bool = True
+    lifts_cap_for_one: bool = _since(0, 31, 0)
     """`long_prefill_token_threshold` does not hold for a request that is alone."""
-    walks_on_after_self: bool = True
+    walks_on_after_self: bool = _since(0, 33, 0)
     """Priorities: when a request preempts itself, those behind it have their turn in this step."""
-    masks_windows: bool = True
+    masks_windows: bool = _since(0, 23, 0)
     """A window's group names the blocks that a hit may need, of a window of one token none. Before,
     all."""
-    passes_over_items: bool = True
+    passes_over_items: bool = _since(0, 33, 0)
     """A waiting request that gets no token for want of encoder budget or cache is passed over.
     Before, it ended admission."""
-    keeps_first_item_whole: bool = True
+    keeps_first_item_whole: bool = _since(0, 33, 0)
     """`disable_chunked_mm_input` holds for an item at which a chunk begins, too."""
-    counts_all_adapters: bool = True
+    counts_all_adapters: bool = _since(0, 33, 0)
     """`max_loras` counts the adapters of all who run. Before, of those scheduled in this step."""
-    offers_again: bool = True
+    offers_again: bool = _since(0, 33, 0)
     """Offloading: a preempted request's blocks are offered to the host from the first on."""
-    reserves_draft_slots: bool = True
+    reserves_draft_slots: bool = _since(0, 17, 0)
     """Drafts of a draft model take a slot of the budget for each request. Before 0.28, one for each
     of `max_num_seqs`, whoever runs."""
-    counts_draft_slots: bool = True
+    counts_draft_slots: bool = _since(0, 28, 0)
     """Those slots are taken by the requests that a step schedules, one for each."""
-    looks_ahead_at_once: bool = True
+    looks_ahead_at_once: bool = _since(0, 23, 0)
     """A request takes the slots of its first drafts as it is admitted. Before, in its next step."""
-    caches_outcomes: bool = True
+    caches_outcomes: bool = _since(0, 33, 0)
     """Blocks that drafts fill are cached with the outcome, also in step. Before, in step, when
     their request was scheduled next."""
-    hashes_beyond: bool = True
+    hashes_beyond: bool = _since(0, 33, 0)
     """EAGLE and MTP: a block's hash covers the token behind it. Before, a prompt did not use the
     last block that it found."""
-    rests_states: bool = True
+    rests_states: bool = _since(0, 33, 0)
     """A state that a request has named is new in one step alone. Before, as long as the request is
     in the block behind it."""
-    keeps_last_state: bool = True
+    keeps_last_state: bool = _since(0, 32, 0)
     """Of a prompt that fills its last block, a chunk ends one block before: there it can be found.
     Before, at its end, which no prompt finds."""
-    pads_new_decodes: bool = True
+    pads_new_decodes: bool = _since(0, 25, 0)
     """A request admitted for one token beside others that decode has places for drafts, too."""
-    admits_cached: bool = True
+    admits_cached: bool = _since(0, 25, 0)
     """While prefill is held back, a waiting request that lacks one token alone is admitted."""
-    ranks_by_request: bool = True
+    ranks_by_request: bool = _since(0, 33, 0)
     """Offloading: what a running request stores or loads is as old as its first such block, and the
     last block of its prompt goes first. Before, each was as old as itself."""
 
 
 NEWEST_RULES = Rules()
-RULES_SINCE: dict[str, Release] = {
-    "stops_at_last_token": (0, 11, 1),
-    "withdraws_tokens": (0, 11, 1),
-    "stops_at_long_head": (0, 12, 0),
-    "splits_free_list": (0, 24, 0),
-    "goes_back_after_victim": (0, 28, 0),
-    "lifts_cap_for_one": (0, 31, 0),
-    "walks_on_after_self": (0, 33, 0),
-    "masks_windows": (0, 23, 0),
-    "passes_over_items": (0, 33, 0),
-    "keeps_first_item_whole": (0, 33, 0),
-    "counts_all_adapters": (0, 33, 0),
-    "offers_again": (0, 33, 0),
-    "ranks_by_request": (0, 33, 0),
-    "reserves_draft_slots": (0, 17, 0),
-    "counts_draft_slots": (0, 28, 0),
-    "looks_ahead_at_once": (0, 23, 0),
-    "caches_outcomes": (0, 33, 0),
-    "hashes_beyond": (0, 33, 0),
-    "rests_states": (0, 33, 0),
-    "keeps_last_state": (0, 32, 0),
-    "pads_new_decodes": (0, 25, 0),
-    "admits_cached": (0, 25, 0),
-}
+RULES_SINCE: dict[str, Release] = {one.name: one.metadata["since"] for one in fields(Rules)}
 """The first release with each rule."""
 OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
     "scheduler_reserve_full_isl": ((0, 19, 0), False),
