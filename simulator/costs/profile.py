@@ -192,11 +192,8 @@ def shipped_profiles() -> list[str]:
 def nearest_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> str | None:
     """Find the name of the profile on this GPU, else on the likest one that was measured."""
     found = shipped_profile(model, gpu, engine)
-    if found is None:
-        from simulator.costs.roofline import SIMILAR_GPUS
-
-        if likest := SIMILAR_GPUS.get(gpu.name):
-            found = shipped_profile(model, GPUS[likest], engine)
+    if found is None and gpu.similar:
+        found = shipped_profile(model, GPUS[gpu.similar], engine)
     return found
 
 

@@ -69,30 +69,6 @@ With the usual shares the steps of Llama-3-8B and Qwen3-32B on each of ten GPUs 
 by 0.11 to 0.29 (root mean square); none of these is AMD's."""
 UNPACKED = 0.1  # the same of 4-bit weights, whose products no table has: AWQ's take 10 to 17 % more
 MAD_TO_SD = 1.4826  # standard deviation of a normal variable / median of its absolute values
-SIMILAR_GPUS = {
-    "A100-40GB": "A100-80GB",
-    "A100-80GB-PCIe": "A100-80GB",
-    "H100-PCIe": "H100-80GB",
-    "H100-NVL": "H100-80GB",
-    "H200-NVL": "H200",
-    "L40": "L40S",
-    "L4": "L40S",
-    "GH200": "H100-80GB",
-    "H20": "H100-80GB",
-    "B300": "B200",
-    "GB200": "B200",
-    "GB300": "B200",
-    "RTX-5090": "RTX-PRO-6000",
-    "A6000": "RTX-4090",
-    "A10": "RTX-4090",
-    "A10G": "RTX-4090",
-    "A5000": "RTX-4090",
-    "RTX-3090": "RTX-4090",
-    "RTX-4080": "RTX-4090",
-    "RTX-5060-Ti-16GB": "RTX-PRO-6000",
-    "RTX-5080": "RTX-PRO-6000",
-    "GB10": "RTX-PRO-6000",
-}
 GA102 = {"A6000": 0.67, "A10G": 0.67, "A10": 0.67, "A5000": 0.67, "RTX-3090": 0.67}
 """Of the FLOP/s, what products reach on chips whose clocks give way: Llama-3.1-8B's of 512 to 2,048
 tokens on an A6000 (LLMServingSim's first profile, MIT); an RTX 4090 beats its data sheet's."""
@@ -123,7 +99,7 @@ def efficiency_of(gpu: Gpu) -> Efficiency:
         return known[gpu.name]
     if gpu.name.startswith("MI3"):
         return _slower(USUAL, AMD_SHARE)
-    found = known.get(SIMILAR_GPUS.get(gpu.name, ""), USUAL)
+    found = known.get(gpu.similar, USUAL)
     found = replace(found, compute=GA102.get(gpu.name, found.compute))
     if gpu.link_bandwidth > NVLINK:
         return found

@@ -59,6 +59,7 @@ class Gpu(NamedTuple):
     compute_capability: float
     dollars_per_hour: float | None = None
     max_power: float | None = None  # W, of the data sheet; None: none that is the GPU's alone
+    similar: str = ""  # the likest whose kernels were measured, if its own were not
     product: str = ""  # value of the node label nvidia.com/gpu.product (gpu-feature-discovery)
 
     @property
@@ -94,6 +95,7 @@ def _read(row: dict[str, str]) -> Gpu:
         dollars_per_hour=float(row["dollars_per_hour"]) or None,
         max_power=float(row["watts"]) or None,
         product=row["product"],
+        similar=row["similar"],
     )
 
 
