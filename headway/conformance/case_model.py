@@ -129,10 +129,13 @@ class VllmConfig(_Model):
     kv_cache_groups: Groups = [0]
     num_prefill_checkpoint_blocks: Natural = 0
     """Of mamba groups: states beside that of its end that their kernels keep of a chunk, 0 or 1."""
+    prefill_checkpoint_alignment: Positive = 1
+    """Tokens at whose multiples, from the beginning of a chunk on, they keep one."""
     prefix_cache_retention_interval: Annotated[
         int | None,
         _checked(lambda v: v is None or _is_whole(v, 0), "a whole number >= 0, or null"),
     ] = None
+    prefix_match_unit: PositiveOrNone = None
     max_loras: Natural = 0
     encoder_cache_size: Natural = 0
     max_num_encoder_input_tokens: Natural = 0
@@ -142,6 +145,11 @@ class VllmConfig(_Model):
     kv_offloading_blocks: Natural = 0
     store_threshold: Natural = 0
     speculative_config: Speculation | None = None
+
+    @property
+    def checkpoints(self) -> int:
+        """Tokens between places at which kernels keep a state inside a chunk; 0: they do not."""
+        return self.num_prefill_checkpoint_blocks * self.prefill_checkpoint_alignment
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":
@@ -169,6 +177,9 @@ class VllmConfig(_Model):
             raise MappingError("prefix_cache_retention_interval", what)
         if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
             raise MappingError("prefix_cache_retention_interval", "needs windows")
+        if self.block_size % (self.prefix_match_unit or 1):
+            what = f"must divide block_size ({self.block_size})"
+            raise MappingError("prefix_match_unit", what)
         if MAMBA in self.kv_cache_groups and (
             any(others) or self.max_loras or self.speculative_config
         ):

@@ -26,6 +26,7 @@ KINDS = {
     "offloading": "draw host memory, too",
     "retention": "draw windows of which a part is cached, and prompts that branch off",
     "states": "draw layers that keep states, and prompts that branch off",
+    "units": "with states, let prompts match inside blocks",
     "drafts": "draw speculative decoding, too",
     "draft-sizes": "draw drafts, as many as the batch size says",
     "stages": "draw pipeline stages, beside drafts asynchronous ones alone",
@@ -35,7 +36,7 @@ KINDS = {
 """What a case may have beside its requests, each with the help of its option."""
 
 
-def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:
+def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:  # noqa: PLR0912
     """Get a case of a seed, as a case file has it; `kinds` of KINDS are drawn, too."""
     rng = Random(f"case {seed} {number}")
     config = _config(rng, stages="stages" in kinds)
@@ -44,6 +45,8 @@ def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:
     retains = "retention" in kinds or "states" in kinds
     if "windows" in kinds or retains:
         (_add_states if "states" in kinds else _add_windows)(rng, config)
+    if "units" in kinds:
+        _add_units(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
     requests: list[Values] = []
     now = 0
@@ -156,6 +159,15 @@ def _add_states(rng: Random, config: Values) -> None:
     whole = longest // size
     most = sum(min(whole, 3) if kind else whole for kind in kinds)
     config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
+
+
+def _add_units(rng: Random, config: Values) -> None:
+    """Draw parts of blocks at which prompts match."""
+    unit = rng.choice([size for size in (1, 2, 4, 8) if size < config["block_size"]])
+    config["prefix_match_unit"] = unit
+    config["prefill_checkpoint_alignment"] = rng.choice([1, 2 * unit, 3 * unit])
+    # Of a hit inside a block there is a copy. Without room for it vLLM waits for ever.
+    config["num_gpu_blocks"] += 2 * len(config["kv_cache_groups"])
 
 
 def _add_limits(rng: Random, config: Values) -> None:

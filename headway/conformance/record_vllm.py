@@ -147,7 +147,8 @@ class RecordedVllm:
             *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
             max_loras=config.max_loras,
             retention=config.prefix_cache_retention_interval,
-            checkpoints=config.num_prefill_checkpoint_blocks,
+            unit=config.prefix_match_unit,
+            checkpoints=config.checkpoints,
             offloading=self._offloading(),
             drafts=drafts.model_dump(exclude={"acceptance"}) if drafts is not None else None,
         )

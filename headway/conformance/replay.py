@@ -388,8 +388,9 @@ class Replay:
                 prefix_caching=caching,
                 states=[window == MAMBA for window in windows],
                 max_model_len=config.max_model_len,
-                exports=config.num_prefill_checkpoint_blocks > 0,
+                exports=config.checkpoints,
                 prefix_cache_retention_interval=retention,
+                prefix_match_unit=config.prefix_match_unit,
             )
             return states, kinds
         if any(windows):

@@ -37,6 +37,7 @@ VALUES = (
     "quantization",
     "kv_cache_dtype",
     "mamba_ssm_cache_dtype",
+    "prefix_match_unit",
     "hf_overrides",
     "tensor_parallel_size",
     "pipeline_parallel_size",

@@ -22,7 +22,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import Prices
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
-from simulator.models.kv_layout import model_groups
+from simulator.models.kv_layout import EXPORTED, model_groups
 from simulator.models.modules import FULL
 from simulator.models.sliding_window import LayerGroups
 from simulator.schedulers.base import SchedulerBase
@@ -292,6 +292,8 @@ def _make_states(spec: EngineSpec, caching: bool) -> BlockCounter:
     assert memory is not None
     tables = memory.layout.tables
     kinds = [[not one.block_size] * one.number for one in tables]
+    unit, linear = spec.engine.prefix_match_unit, model.linear
+    step = EXPORTED if unit and linear and not linear.is_mamba else 1
     first, second = kinds if model.layer_kinds[0] in model.cached_layers else reversed(kinds)
     return BLOCKS["states"](
         spec.num_gpu_blocks,
@@ -299,8 +301,9 @@ def _make_states(spec: EngineSpec, caching: bool) -> BlockCounter:
         caching,
         states=[*first, *second],
         max_model_len=spec.max_model_len,
-        exports=memory.sizes.exports_states,
+        exports=memory.sizes.exports_states * step,
         prefix_cache_retention_interval=spec.engine.prefix_cache_retention_interval,
+        prefix_match_unit=unit,
     )
 
 

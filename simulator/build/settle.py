@@ -20,7 +20,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
-from simulator.schedulers.vllm.rules import STATES_SINCE, rules_of
+from simulator.schedulers.vllm.rules import NEWEST, STATES_SINCE, rules_of
 from simulator.util.errors import HeadwayWarning, ScenarioError
 
 OTHER_LIMITS = ("tensorrt-llm", "sglang")  # the server refuses longer prompts; takes them whole
@@ -66,12 +66,31 @@ def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
     return engine.model_copy(update={"block_size": block_size})
 
 
+def _check_unit(engine: EngineConfig, model: ModelSpec) -> None:
+    """Check what prompts match at, as `resolve_kv_cache_block_sizes` of vLLM 0.33."""
+    size, unit = engine.block_size, engine.prefix_match_unit or engine.block_size
+    if unit == size or not engine.enable_prefix_caching:
+        return
+    what = f"must be the block of {size} tokens, as in vLLM: {model.name} has one kind of layers"
+    if keeps_states := engine.mamba_cache_mode == "align":
+        what = f"must be the block of {size} tokens: parts are simulated with vLLM 0.33's rules"
+    if size % unit:
+        what = f"must divide the block of {size} tokens"
+    elif release_of(engine)[:2] >= NEWEST if keeps_states else _keeps_windows(engine, model):
+        return
+    raise ScenarioError("engine.prefix_match_unit", what)
+
+
+def _keeps_windows(engine: EngineConfig, model: ModelSpec) -> bool:
+    """Say whether an engine's layers are in groups of which some have a window."""
+    return model.keeps_window and not engine.disable_hybrid_kv_cache_manager
+
+
 def _check_keys(engine: EngineConfig, model: ModelSpec) -> None:
     if engine.name == VLLM and engine.max_model_len == AUTO and release_of(engine) < AUTO_SINCE:
         what = "must be a number of tokens before vLLM 0.14"
         raise ScenarioError("engine.max_model_len", what)
-    windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
-    windows |= engine.mamba_cache_mode == "align"
+    windows = _keeps_windows(engine, model) or engine.mamba_cache_mode == "align"
     if engine.prefix_cache_retention_interval and not windows:
         raise ScenarioError(
             "engine.prefix_cache_retention_interval",
@@ -122,6 +141,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
             budget = enough_memory(own, model, gpu, runs)
             longest, blocks = budget.max_model_len, budget.num_gpu_blocks
             engine = _with_size(engine, budget.block_size)
+            _check_unit(engine, model)
     if not runs:
         return None
     from simulator.build.settle_cost import make_cost

@@ -333,6 +333,9 @@ class EngineConfig(Config):
         description="tokens between blocks that a windowed layer caches (0: none), beside "
         "ends of prompts and branches; null: all, as before 0.29",
     )
+    prefix_match_unit: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens between boundaries that prompts match at; null: block_size"
+    )
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
         description="align: cache states, vllm's default from 0.30",

@@ -80,6 +80,10 @@ class BlockCounter:
         """Return the cached blocks that the request's prompt begins with."""
         return ()
 
+    def tokens_of(self, hits: Sequence[int]) -> int:
+        """Count the tokens of cached blocks that `match` has found."""
+        return len(hits) * self.block_size
+
     def first_new(self, request: Request, count: int) -> int | None:
         """Name what a prompt adds to the prefix cache after its first `count` blocks, if anything.
 

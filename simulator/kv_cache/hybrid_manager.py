@@ -5,7 +5,7 @@ layers are grouped by kind, and each group has a block table of its own in every
 pool of blocks of one size. A window's group gives back what no query will see any more.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
@@ -20,7 +20,7 @@ class GroupHits(list[int]):
     """A prompt's cached prefix, as the manager's `match` finds it: so many blocks in each table.
 
     The list itself has the first group's. `junction` is the end of what the groups with full
-    attention have, in blocks, where that is longer, else 0.
+    attention have, in tokens, where that is longer, else 0.
     """
 
     def __init__(self, tables: Sequence[list[int]], junction: int = 0) -> None:
@@ -66,12 +66,14 @@ class HybridManager(BlockManager):
         self.max_model_len = max_model_len
         self._sliding = [group for group, window in enumerate(windows) if window]
         self._full = [group for group, window in enumerate(windows) if not window]
+        self._filled: Sequence[int] = range(self.num_groups)  # whose entries all are blocks
         reach = min(self.window - 1 + max_in_flight, max_model_len)
         self._cap = -(-reach // block_size) + 1  # entries, one for a window that begins in a block
         # A window's blocks that a hit needs before its end.
         self._seen = -(-(self.window - 1) // block_size)
         self._needed = max(self._seen, 1)
         self._retention = prefix_cache_retention_interval
+        self._keys: dict[int, list[int]] = {}  # by block, the names that it is found by
         self._junctions: dict[Request, int] = {}
         self._tables: dict[Request, list[list[int]]] = {}  # by group
         self._gone: dict[Request, int] = {}  # entries that have left the window
@@ -103,7 +105,8 @@ class HybridManager(BlockManager):
             salt = group * SALT
             found = [known[key + salt] for key in hashes[first:end]]
             tables.append([0] * first + found)
-        return GroupHits(tables, longest if self._full and longest > end else 0)
+        junction = longest * self.block_size if self._full and longest > end else 0
+        return GroupHits(tables, junction)
 
     def _longest(self, hashes: Sequence[int], limit: int, groups: Sequence[int]) -> int:
         """Count the blocks, from the first on, that all these groups have; it has no gaps."""
@@ -181,7 +184,7 @@ class HybridManager(BlockManager):
     def in_use(self, tokens: int) -> int:
         """Count the tokens in the blocks in use, of requests with so many computed tokens."""
         unfilled = self._entries * self.block_size - tokens
-        return (self.usable - self.free) * self.block_size - self.num_groups * unfilled
+        return (self.usable - self.free) * self.block_size - len(self._filled) * unfilled
 
     # A request is scheduled.
 
@@ -201,12 +204,12 @@ class HybridManager(BlockManager):
                 else:
                     self._sharers[block] = self._sharers.get(block, 0) + 1
                     self.shared += 1
-        self._hashed[request] = found = len(hits)
+        request.computed = start = self.tokens_of(hits)
+        self._hashed[request] = start // self.block_size
         self._junctions[request] = hits.junction
-        request.computed = found * self.block_size
         self._tables[request] = [*hits.tables]
-        self._gone[request] = self._skipped(request.computed)
-        self._entries += found
+        self._gone[request] = self._skipped(start)
+        self._entries += len(hits)
         self._compute(request, tokens)
 
     def extend(self, request: Request, tokens: int) -> None:
@@ -282,18 +285,12 @@ class HybridManager(BlockManager):
         if end <= first:
             return
         self._hashed[request] = end
-        known = self._block_of
-        hashes = self.names(request, end)[first:end]
-        kept = self._kept(request, first, end)
+        names, kept = self.names(request, end), self._kept(request, first, end)
         for group, table in enumerate(self._tables[request]):
-            salt = group * SALT
-            entries = enumerate(zip(hashes, table[first:end], strict=True), first)
-            for at, (name, block) in entries:
-                if kept is not None and group in self._sliding and at not in kept:
-                    continue
-                key = name + salt
-                if block and known.setdefault(key, block) != block:
-                    self._others_of.setdefault(key, []).append(block)
+            some = kept if group in self._sliding else None
+            for at in range(first, end):
+                if table[at] and (some is None or at in some):
+                    self._name(table[at], group, names[at])
 
     def _names_all(self) -> bool:
         """Say whether every block of a window gets a name."""
@@ -312,7 +309,8 @@ class HybridManager(BlockManager):
             return kept  # of a window of one token
         if segment := self._retention // size:
             kept.update(at for at in range(first, end) if at % segment >= segment - seen)
-        for last in ((request.prompt_tokens - 1) // size, self._junctions[request]):
+        for boundary in (request.prompt_tokens - 1, self._junctions[request]):
+            last = boundary // size
             kept.update(range(max(last - seen, first), min(last, end)))
         return kept
 
@@ -331,27 +329,47 @@ class HybridManager(BlockManager):
             notes.pop(request, None)
         request.computed = 0
 
-    def _is_named(self, block: int, key: int | None) -> bool:
-        """Say whether a block has the name that its tokens give it."""
-        if key is None or self._block_of.get(key) == block:
-            return True
-        return block in self._others_of.get(key, ())
-
     def _give_back(self, request: Request, group: int, blocks: Sequence[int], first: int) -> None:
         """Free blocks of a group's table from entry `first` on, the last before the others."""
-        known = max(self._hashed[request] - first, 0)
-        hashes = (request.hashes or [])[first : first + len(blocks)][:known]
-        salt = group * SALT
-        keys: Iterable[int | None] = [*(name + salt for name in hashes)]
-        keys = [*keys, *[None] * (len(blocks) - len(hashes))]
-        pairs = [pair for pair in zip(blocks, keys, strict=True) if pair[0]]
-        if group in self._sliding and not self._names_all():
-            pairs = [(block, key if self._is_named(block, key) else None) for block, key in pairs]
+        self._drop([block for block in reversed(blocks) if block])
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        """Take blocks out of one of the tables that they are in, the first to be evicted first."""
         if self._sharers and (shared := self._sharers.keys() & set(blocks)):
             self._unshare(shared)
-            pairs = [pair for pair in pairs if pair[0] not in shared]
-        self.free += len(pairs)
+            blocks = [block for block in blocks if block not in shared]
+        self.free += len(blocks)
         if self.splits_free_list:
-            self._blank += [block for block, key in pairs if key is None]
-            pairs = [pair for pair in pairs if pair[1] is not None]
-        self._idle.update(reversed(pairs))
+            self._blank += [block for block in reversed(blocks) if block not in self._keys]
+            blocks = [block for block in blocks if block in self._keys]
+        self._idle.update(dict.fromkeys(blocks))
+
+    # What is found.
+
+    def _name(self, block: int, group: int, name: int) -> None:
+        """Let a block of a group be found by this name alone."""
+        self._strike(block)
+        self._insert(name + group * SALT, block)
+
+    def _insert(self, key: int, block: int) -> None:
+        """Let a block be found by one more name."""
+        keys = self._keys.setdefault(block, [])
+        if key in keys:
+            return
+        keys.append(key)
+        if self._block_of.setdefault(key, block) != block:
+            self._others_of.setdefault(key, []).append(block)
+
+    def _strike(self, block: int) -> None:
+        """Let nobody find a block."""
+        for key in self._keys.pop(block, ()):
+            if key in self._others_of:
+                self._forget(key, block)
+            else:
+                del self._block_of[key]
+
+    def _evict(self, count: int) -> list[int]:
+        evicted = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        for block in evicted:
+            self._strike(block)
+        return evicted

@@ -221,7 +221,8 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
 
 
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-QUEUE_LIMITS_SINCE = (0, 29, 0)
+SINCE = {**dict.fromkeys(QUEUE_LIMITS, (0, 29, 0)), "prefix_match_unit": (0, 26, 0)}
+"""The first release of vLLM with each of these keys, which no other engine has."""
 
 
 def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
@@ -230,13 +231,12 @@ def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
     if seqs is not None and seqs > engine.max_num_seqs:
         what = f"must be at most max_num_seqs ({engine.max_num_seqs}), not {seqs}"
         yield "engine.max_num_active_seqs", "engine.max_num_seqs", what
-    for key in QUEUE_LIMITS:
+    for key, since in SINCE.items():
         if getattr(engine, key) is not None and not engine.follows_vllm:
-            yield f"engine.{key}", "engine.name", "is a limit of vLLM's server alone"
-        elif getattr(engine, key) is not None and release_of(engine) < QUEUE_LIMITS_SINCE:
-            since = write_release(QUEUE_LIMITS_SINCE)
-            what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
-            yield f"engine.{key}", "engine.version", what
+            yield f"engine.{key}", "engine.name", "is vLLM's alone"
+        elif getattr(engine, key) is not None and release_of(engine) < since:
+            what = f"vLLM {engine.version} has no such rule, which came with {write_release(since)}"
+            yield f"engine.{key}", "engine.version", f"{what}: leave it out"
     fronts = engine.api_server_count or engine.data_parallel_size
     if engine.max_num_queued_tokens is not None and fronts > 1:
         what = f"each of {fronts} API servers counts its own: needs api_server_count: 1"

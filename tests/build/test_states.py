@@ -126,6 +126,50 @@ def test_a_branch_of_a_prompt_has_a_state_from_the_second_request_on() -> None:
     assert run(scenario).logs[0].requests["cached"].tolist() == [0, 0, 2304, 2304]
 
 
+def test_a_prompt_matches_inside_a_block_of_states() -> None:
+    """A prompt of 4,000 tokens and one more, sent twice: 4,000 are 125 units, and 6 blocks."""
+    found = {}
+    for unit in (None, 32, 576):
+        scenario = check(
+            engine={"prefix_match_unit": unit},
+            model="qwen3-next-80b-a3b",
+            gpu={"name": "H200", "count": 2},
+            workload={"num_prompts": 3, "request_rate": 0.1, "prefix_len": 4001, "input_len": 0},
+        )
+        found[unit] = run(scenario).logs[0].requests["cached"].tolist()
+    assert found == {None: [0, 3456, 3456], 32: [0, 4000, 4000], 576: [0, 3456, 3456]}
+
+
+@pytest.mark.parametrize(
+    ("model", "unit", "more", "what"),
+    [
+        ("qwen3-next-80b-a3b", 50, {}, "must divide the block of 576 tokens"),
+        ("qwen3-next-80b-a3b", 32, {"version": "0.32.0"}, "simulated with vLLM 0.33's rules"),
+        ("qwen3-next-80b-a3b", 50, {"enable_prefix_caching": False}, ""),
+        ("llama-3-8b", 16, {}, ""),
+        ("llama-3-8b", 8, {}, "must be the block of 16 tokens, as in vLLM: llama-3-8b has one"),
+        ("llama-3-8b", 16, {"version": "0.25.0"}, "which came with 0.26.0: leave it out"),
+        ("llama-3-8b", 1, {"name": "sglang"}, "is vLLM's alone"),
+        ("gpt-oss-20b", 8, {}, ""),
+        ("gpt-oss-20b", 5, {}, "must divide the block of 16 tokens"),
+        ("gpt-oss-20b", 8, {"disable_hybrid_kv_cache_manager": True}, "one kind of layers"),
+    ],
+)
+def test_what_prompts_match_at_is_what_vllm_takes(
+    model: str, unit: int, more: dict[str, Any], what: str
+) -> None:
+    """As `resolve_kv_cache_block_sizes` of 0.33 was seen to answer."""
+    gpu = {"name": "H200", "count": 2 if "next" in model else 1}
+    if not what:
+        check(engine={"prefix_match_unit": unit, **more}, model=model, gpu=gpu)
+        return
+    with pytest.raises(HeadwayError) as raised:
+        check(engine={"prefix_match_unit": unit, **more}, model=model, gpu=gpu)
+    (line,) = raised.value.messages
+    assert line.startswith("s.yaml: engine.prefix_match_unit: ")
+    assert what in line
+
+
 @pytest.mark.parametrize(
     ("engine", "what"),
     [

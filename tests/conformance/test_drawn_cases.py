@@ -28,6 +28,7 @@ KINDS = [
     ("windows", 60, 3000, "--windows"),  # KV cache groups: hits, evictions, what leaves a window
     ("retention", 60, 3900, "--retention"),  # of their blocks a part is cached, and prompts branch
     ("states", 60, 6000, "--states"),  # groups of them: where chunks end, what is found in time
+    ("units", 60, 5500, "--states --units"),  # prompts match inside blocks, which are copied
     ("adapters", 60, 3500, "--loras"),  # one too many is passed over; no two share blocks
     ("offloading", 60, 4500, "--offloading"),  # its OffloadingConnector, with loads and stores
     ("images", 60, 3400, "--images"),  # what is encoded when, whose outputs are evicted
@@ -44,7 +45,15 @@ KINDS = [
     ("draft-stages", 60, 3500, "--stages --drafts --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
-NEWEST_ALONE = ("drawn", "windows", "draft-windows", "draft-sizes", "stages", "draft-stages")
+NEWEST_ALONE = (
+    "drawn",
+    "windows",
+    "draft-windows",
+    "draft-sizes",
+    "stages",
+    "draft-stages",
+    "units",
+)
 """Kinds that were recorded from 0.33 alone."""
 
 

@@ -268,7 +268,7 @@ class Alike(RuleBasedStateMachine):
         one, *others = self.books
         for other in others:
             assert (one.free, one.shared, one._blank) == (other.free, other.shared, other._blank)
-            assert list(one._idle.items()) == list(other._idle.items())
+            assert [*one._idle] == [*other._idle]
             assert (one._block_of, one._others_of) == (other._block_of, other._others_of)
         for first, second, *third in self.running:
             tables = self.books[0]._tables[first]

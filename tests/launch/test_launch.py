@@ -40,6 +40,7 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--kv-offloading-size 8", {"kv_offloading_size": 8.0}),
         ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
         ("--api-server-count 4", {"api_server_count": 4}),
+        ("--prefix-match-unit 16", {"prefix_match_unit": 16}),
         ("-O0", {"enforce_eager": True}),
         ('--compilation-config \'{"cudagraph_mode": "NONE"}\'', {"enforce_eager": True}),
         ("-cc.cudagraph_mode=NONE", {"enforce_eager": True}),

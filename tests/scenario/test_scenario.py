@@ -70,6 +70,7 @@ def test_defaults_are_those_documented(write):
         "async_scheduling": True,
         "disable_hybrid_kv_cache_manager": True,
         "prefix_cache_retention_interval": 0,
+        "prefix_match_unit": None,
         "mamba_cache_mode": "none",
         "mamba_ssm_cache_dtype": "auto",
         "hf_overrides": None,

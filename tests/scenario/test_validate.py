@@ -45,7 +45,7 @@ BAD = [
         "max_num_active_seqs, max_num_scheduled_tokens, max_num_queued_reqs, "
         "max_num_queued_tokens, block_size, gpu_memory_utilization, num_gpu_blocks_override, "
         "enable_prefix_caching, prefix_cache, kv_offloading_size, kv_offloading_bandwidth, "
-        "kv_offloading_latency, ... (all 62: headway schema)",
+        "kv_offloading_latency, ... (all 63: headway schema)",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",

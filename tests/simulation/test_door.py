@@ -84,7 +84,7 @@ def test_the_number_of_requests_is_looked_at_first():
         ({"cluster": {"replicas": 2}}, "is not simulated with a cluster: see cluster.admission"),
         ({"cluster": {"router": "random"}}, "is not simulated with a cluster"),
         ({"engine": {"version": "0.28"}}, "which came with 0.29.0"),
-        ({"engine": {"name": "sglang"}}, "is a limit of vLLM's server alone"),
+        ({"engine": {"name": "sglang"}}, "is vLLM's alone"),
         (
             {"engine": {"data_parallel_size": 2, "max_num_queued_tokens": 9}},
             "each of 2 API servers counts its own: needs api_server_count: 1",

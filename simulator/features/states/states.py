@@ -65,6 +65,8 @@ class States(Feature):
             if whole > start or size <= self._longest:
                 end = whole
         stops = [] if exports else [(known - self._keeps_last) // size * size]
+        if not exports and stops[0] < (last := blocks.last_boundary(request.prompt_tokens)):
+            stops.append(last)
         if start % size and not exports:
             stops.append((start // size + 1) * size)
         junction = blocks.junction(request)

@@ -309,6 +309,7 @@ def start_vllm(
     *,
     max_loras: int = 0,
     retention: int | None = None,
+    unit: int | None = None,
     checkpoints: int = 0,
     offloading: Mapping[str, int] | None = None,
     drafts: Mapping[str, Any] | None = None,
@@ -317,9 +318,9 @@ def start_vllm(
 
     `windows` has one for each of its KV cache groups, in tokens; 0: full attention, MAMBA:
     states. `max_loras` is vLLM's; 0: no adapters. `retention` is its
-    prefix_cache_retention_interval, `checkpoints` its num_prefill_checkpoint_blocks. `offloading`
-    is the extra configuration of an OffloadingConnector, `drafts` has `method` and
-    `num_speculative_tokens`.
+    prefix_cache_retention_interval, `unit` its prefix_match_unit, `checkpoints` the
+    prefill_checkpoint_alignment of states that have a checkpoint block. `offloading` is the extra
+    configuration of an OffloadingConnector, `drafts` has `method` and `num_speculative_tokens`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
@@ -352,6 +353,8 @@ def start_vllm(
     if MAMBA in windows:
         cache.mamba_cache_mode = "align"
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
+    if unit is not None:
+        size["hash_block_size"] = cache.prefix_match_unit = unit
     kind = config.model_config.dtype
     with pretended(H100):
         scheduler = _scheduler_class(config.scheduler_config)(
@@ -362,7 +365,7 @@ def start_vllm(
             **size,
         )
     beyond = getattr(config, "num_hash_lookahead_tokens", 0)  # from 0.33 on
-    hashed = (blocks.block_size, beyond) if enable_prefix_caching else None
+    hashed = (unit or blocks.block_size, beyond) if enable_prefix_caching else None
     return scheduler, _request_maker(release, hashed)
 
 

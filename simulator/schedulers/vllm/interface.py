@@ -158,7 +158,7 @@ def kv_cache(
     )
 
     sizes = {"block_size": blocks.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
-    exports = {"num_prefill_checkpoint_blocks": checkpoints, "prefill_checkpoint_alignment": 1}
+    exports = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": checkpoints}
     states: dict[str, Any] = {"shapes": ((1,),), "dtypes": (dtype,), "mamba_cache_mode": "align"}
     states |= {"block_size": blocks.block_size} | (exports if checkpoints else {})
     states = {name: states[name] for name in states if name in MambaSpec.__dataclass_fields__}

@@ -366,7 +366,7 @@ class Scheduler(SchedulerBase):
         if blocks.tier is not None and not start:
             loads = blocks.loadable(request, hits)
         if hits or loads:
-            start = max((len(hits) + loads) * blocks.block_size, start)
+            start = max(blocks.tokens_of(hits) + loads * blocks.block_size, start)
         return hits, loads, start
 
     def _allowed(self, request: Request, start: int, tokens: int) -> tuple[int, bool]:
