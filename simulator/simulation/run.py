@@ -195,10 +195,12 @@ def _all_rejected(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
     count, load = sum(map(len, rejected)), result.workload
     if not count or count < len(load):
         return
-    core, why = cores[0], "no replica has room for them"
-    if core.door is not None and any(core.door.refusals.values()):
-        why = core.limits
+    why = "no replica has room for them"
+    doors = [core.door for core in cores[:1] if core.door is not None]
+    if any(any(door.refusals.values()) for door in doors):
+        why = cores[0].limits
     elif len(cores) == 1:
+        core = cores[0]
         longest, room = core.scheduler.max_model_len, core.scheduler.room
         long = int((load.prompt_tokens[rejected[0]["id"]] >= longest).sum())
         over, said = over_limits(load, result.scenario.engine)
