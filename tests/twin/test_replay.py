@@ -25,15 +25,12 @@ from calibration.measured.runs import read_runs
 from headway.cli.main import main
 from headway.twin.measured_run import summary, table, write_measured
 from headway.twin.options import ServeOptions
-from headway.twin.polled_gauges import polled_gauges
 from headway.twin.replay import prompt_of, replay
 from headway.twin.server import Server, token_counter
-from simulator import run
 from simulator.scenario.load import load_scenario, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
-from simulator.workload.workload import Workload
 from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
 
@@ -384,19 +381,6 @@ def test_a_trace_is_replayed_without_a_scenario(served: tuple[Server, str], tmp_
     refused = headway("replay", str(trace), "--url", served[1], "--seed", "3")
     assert refused.returncode == 2
     assert "--set, --seed: need a scenario" in refused.stderr
-
-
-def test_polls_see_a_step_when_it_is_over() -> None:
-    """Two requests of a chunk and two decodes each, the second of which comes in the first step."""
-    engine = "engine={name: vllm, async_scheduling: false}"
-    load = Workload(np.array([0.0, 1e-4]), np.array([100, 100]), np.array([3, 2]))
-    log = run(load_scenario("demo", [engine]), workload=load, stepwise=True).logs[0]
-    ends = log.steps["end"]
-    seen = polled_gauges(log, np.array([ends[0] - 1e-9, *ends]))
-    # 1st: the first request; 2nd: both; 3rd: both end, the first with its third token.
-    assert seen.columns["running"].tolist() == [0, 1, 2, 0]
-    assert seen.columns["waiting"].tolist() == [0, 0, 0, 0]
-    assert seen.columns["kv_usage"][0] == 0 < seen.columns["kv_usage"][1]
 
 
 def test_without_aiohttp_replay_says_what_to_install(monkeypatch, capsys):
