@@ -9,7 +9,7 @@ a class of their own. A run that is left out is counted by its reason. `headway/
 has the table of the last `--write`: docs/accuracy.md shows it, and reports say the errors of runs
 of a kind. Without `--write` a class whose median or 90 % error is `WORSE` or more above that table,
 or whose intervals hold less by as much, is printed, and the exit code is 1.
-`--quick` leaves out the 95 % intervals, and so their gate; with them all takes 290 s of user CPU.
+`--quick` leaves out the 95 % intervals, and so their gate; with them all takes 400 s of user CPU.
 """
 
 import argparse
