@@ -42,7 +42,8 @@ def plan(  # more than 80 lines: 50 are its options
     gpus: Annotated[
         str | None,
         silent(
-            "with --buy: GPUs to choose from, with your price or the list's, as H100=2.49,L40S "
+            "with --buy: GPUs to choose from, with your price ($/h) or the list's, as "
+            "H100=2.49,L40S "
             "[default: all with a price]"
         ),
     ] = None,

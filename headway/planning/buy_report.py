@@ -16,7 +16,7 @@ from headway.planning.verdict import interval
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS, Gpu, find_gpu
-from simulator.results.service_levels import SHARES, Judged
+from simulator.results.service_levels import SHARES, Judged, short
 from simulator.scenario.load import Source, load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
@@ -76,7 +76,9 @@ def wanted_gpus(text: str | None, *, by_data_sheet: bool = False) -> list[Gpu]:
         except ValueError:
             dollars = -1.0
         if dollars is not None and not 0 < dollars < inf:
-            raise HeadwayError(f"--gpus {part.strip()}: a price is a number of dollars an hour")
+            raise HeadwayError(
+                f"--gpus {part.strip()}: must be {name}=PRICE, $/h and more than 0, as {name}=2.49"
+            )
         try:
             gpu = find_gpu(name, dollars)
         except ValueError as error:
@@ -166,7 +168,7 @@ def _speeds(problem: PlanProblem, offer: Offer) -> str:
     """Write what an order does, whatever is bounded, and how near it comes to a bound."""
     runs, ratios = offer.best.runs, offer.best.ratios(problem.criteria.slos)
     means = [
-        f"{word.upper()} {interval(runs, f'mean_{word}_ms').mean:,.4g} ms"
+        f"{word.upper()} {short(interval(runs, f'mean_{word}_ms').mean)} ms"
         for word in ("ttft", "tpot", "e2el")
     ]
     told = f"  means: {', '.join(means)}"

@@ -30,7 +30,7 @@ from headway.planning.search import PlannedRun, Search
 from headway.planning.verdict import Trial
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
-from simulator.results.service_levels import Slo, default_levels, need_parts
+from simulator.results.service_levels import Slo, default_levels, need_parts, short
 from simulator.results.steady_state import overload
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
@@ -408,7 +408,7 @@ def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
             text for _, text in fold_errors(candidates)
         )
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
-    got = ", ".join(f"{slo.metric} {trial.value(slo):.4g}" for slo in slos)
+    got = ", ".join(f"{slo.metric} {short(trial.value(slo))}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     if not trial.violation(slos):

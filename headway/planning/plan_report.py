@@ -360,15 +360,11 @@ def _draw(
         colored = [(one, shades[g], names[g]) for one, g in zip(ran, gpus, strict=False)]
         colored.append((ran[-1], COLORS[0], ran[-1].label))
     speed = sum(1 for candidate in ran for _ in candidate.speeds(of_best=_sizes_fleet(problem))) > 1
-    height = 3.9 if several else 3.7 + 0.15 * len(ran)
-    with sheet(1, 2 if speed else 1, height) as figure:
+    with sheet(1, 2 if speed else 1, 4.2) as figure:
         _draw_bounds(figure.axes[0], problem, colored, best)
         if speed:
             _draw_front(figure.axes[1], problem, colored)
-        if several:
-            figure.legend(loc="outside lower center", frameon=False)
-        else:
-            legend_below(figure, figure.axes[0])
+        legend_below(figure, figure.axes[0])
         for axes in figure.axes:
             grid(axes)
         if problem.pods > 1:
@@ -410,11 +406,8 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     if max(seen) > 3 * min(seen):
         log_scale(axes, "y")
     bounds = [slo.text for slo in slos if slo.metric != "completion"]
-    axes.set_title(f"How near to {bounds[0] if len(bounds) == 1 else 'the bounds'}")
-    if len(bounds) > 1:
-        # Off the points.
-        axes.legend([], [], title="\n".join(bounds), loc="best", title_fontsize=10)
-    axes.set_xlabel(label)
+    axes.set_title("How near to the bounds")
+    axes.set_xlabel("\n".join([label, *bounds]))
     if problem.high:
         axes.locator_params(axis="x", integer=True)
     axes.set_ylabel("worst metric / its bound")

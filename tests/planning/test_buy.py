@@ -155,7 +155,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--gpus", "H100,MI300X=2.5"], "--gpus: MI300X has no measured kernels (95 % of"),
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", ""], "--gpus: gpu.name: no GPU ''"),
-        (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
+        (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: must be L4=PRICE, $/h and more"),
         (["--buy", "--gpus", "L4=1,L4=2"], "--gpus: L4 is named twice, with unlike prices"),
         (
             ["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headway.cli.main import main
+from headway.planning.buy_report import _speeds
 from headway.planning.candidate import Candidate
 from headway.planning.plan import _keeps
 from headway.planning.plan_report import COLUMNS, _abscissa, _cells, _draw, _draw_bounds
@@ -144,7 +145,7 @@ def test_what_costs_nothing_is_drawn_at_nothing() -> None:
 
 
 def test_the_front_is_that_of_what_keeps_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that breaks a bound is none of them; each candidate adds to the figure's height."""
+    """One that breaks a bound is none of them; the bounds are below, not over the points."""
     figures: list[Any] = []
     monkeypatch.setattr("headway.figures.style.encode", lambda figure, _: figures.append(figure))
     problem = SimpleNamespace(by_energy=False, high=0, key="at", pods=1)
@@ -167,7 +168,14 @@ def test_the_front_is_that_of_what_keeps_its_bounds(monkeypatch: pytest.MonkeyPa
         _draw(problem, some, held[0], None)  # type: ignore[arg-type]
         *_, front = figures[-1].axes[1].lines
         assert sorted(zip(*front.get_data(), strict=True)) == [(10.0, 50.0), (20.0, 25.0)]
-    assert figures[1].get_figheight() > figures[0].get_figheight()
+    assert figures[-1].axes[0].get_xlabel().endswith("\np99_ttft_ms<=100")
+
+
+def test_latencies_of_ten_seconds_have_all_digits_before_the_point() -> None:
+    runs = [{"mean_ttft_ms": 100.0, "mean_tpot_ms": 20.0, "mean_e2el_ms": 10_740.0}]
+    offer: Any = SimpleNamespace(best=SimpleNamespace(runs=runs, ratios=lambda _: {}))
+    problem: Any = SimpleNamespace(criteria=SimpleNamespace(slos=[SLO]))
+    assert _speeds(problem, offer) == "  means: TTFT 100 ms, TPOT 20 ms, E2EL 10,740 ms"
 
 
 def test_the_picture_names_the_sizes_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
