@@ -25,7 +25,7 @@ def encoder(run: AdvisedEvidence) -> Finding | None:
     waited = gauges["encoder_waiting_time"] / run.total
     if max(waited, encoding) < SHARE:
         return None
-    advice = []
+    advice, waits = [], ""
     if waited >= SHARE:
         tokens = max(run.engine.max_num_batched_tokens, run.advisor.spec.model.largest_image)
         sizes = {key: getattr(config, key) or tokens for key in KEYS}
@@ -33,11 +33,10 @@ def encoder(run: AdvisedEvidence) -> Finding | None:
         keys = {one: run.advisor.key(f"multimodal_config.{one}") for one in KEYS}
         also = {keys[second]: max(sizes[second], MORE * sizes[first])}
         advice.append(turn(keys[first], sizes[first], MORE * sizes[first], also))
+        waits = f"; requests wait {waited:.0%} of their time for the encoder's budget or cache"
     return Finding(
         max(waited, encoding),
-        f"Encoding {items:,} images or clips takes {encoding:.0%} of the busy time; for "
-        f"{waited:.0%} of their time requests compute less, or wait, because the encoder's budget "
-        "or cache is full.",
+        f"Encoding {items:,} images or clips takes {encoding:.0%} of the busy time{waits}.",
         "p99_ttft_ms",
         [*advice, *run.advisor.replicas()],
         {"share_of_e2el": waited, "encoding_share": encoding, "encoded_items": items},

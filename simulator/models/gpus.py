@@ -149,8 +149,10 @@ def _find(name: str) -> Gpu:
         raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; did you mean {hint}?")
     from difflib import get_close_matches
 
-    known = ", ".join(get_close_matches(name.upper(), GPUS, cutoff=0.5) or GPUS)
-    raise ScenarioError("gpu.name", f"no GPU {name!r}: take a similar one, as {known}")
+    chips = {known.partition("-")[0]: known for known in reversed(GPUS)} | {g: g for g in GPUS}
+    close = get_close_matches(name.upper(), chips, cutoff=0.5)
+    shown = ", ".join(dict.fromkeys(chips[one] for one in close) or GPUS)
+    raise ScenarioError("gpu.name", f"no GPU {name!r}: take a similar one, as {shown}")
 
 
 def _chip(words: list[str]) -> list[str]:

@@ -35,6 +35,8 @@ def test_an_ambiguous_gpu_is_not_guessed() -> None:
         find_gpu("A100")
     with pytest.raises(ValueError, match="take a similar one, as A100-40GB, "):
         find_gpu("")
+    with pytest.raises(ValueError, match="'H10O': take a similar one, as H100-80GB, "):
+        find_gpu("H10O")
 
 
 def test_the_table_of_gpus_is_physical() -> None:
