@@ -70,5 +70,5 @@ fleet[["gpu.name", "at", "p99_ttft_ms", "p99_tpot_ms", "dollars_per_hour"]].roun
 # 2. Write the service levels down first. They, not the price, take the L4 out.
 # 3. Small load: the cheapest GPU that keeps the bounds. Large load: the one with the cheapest token, here
 #    H100s. Plan twice your load, too: the choice may change there.
-# 4. `headway plan my.yaml --buy` asks all of this at once, of every GPU with a price, with precisions and
+# 4. `headway plan my.yaml --buy` asks all of this at once, of every GPU with a price and measured kernels, with precisions and
 #    tensor parallelism, and says what would change the answer (`docs/planning.md`).
