@@ -96,6 +96,8 @@ def _read_option(
             known = found.get((row.config, row.field))
             value = dict(known.value) if known is not None and known.value else {}
             _put(value, keys, text)
+        elif command.offline and row.kind.startswith("size") and text[-1:].isalpha():
+            raise ValueError(f"must be a whole number in Python, such as 8192, not {text!r}")
         else:
             value = read_value(row, text)
     except TypeError:

@@ -116,6 +116,8 @@ def test_a_call_of_llm_has_the_sizes_of_an_offline_engine(gpu, tokens, served, t
         ("LLM(model=name)", "LLM: model=name: is no literal"),
         ('LLM("m", **options)', "LLM: **=options: is no literal"),
         ('LLM("a")\nLLM("b")', "has 2 calls"),
+        ('LLM("m", max_model_len="8k")', "--max-model-len: must be a whole number in Python"),
+        ('{"model": "m", "max_num_batched_tokens": "16K"}', "must be a whole number in Python"),
         ('{"model": "m", "max_num_se": 3}', "--max-num-se: is no option of vllm"),
         ('["vllm", "serve"', "is no JSON"),
         ("launch.sh", "launch.sh: no such file"),
