@@ -230,6 +230,9 @@ def _starts(found: Series) -> list[float]:
 
 def _check_same_server(path: Path, first: Series, later: Path, second: Series) -> None:
     """Raise HeadwayError where one scrape cannot be taken from the other."""
+    engines = [{name.partition(":")[0] for name, _ in one} for one in (first, second)]
+    if not engines[0] & engines[1] & {"vllm", "sglang"}:
+        raise HeadwayError(f"{later}: has metrics of another engine than {path}: two servers")
     one, other = (", ".join(model_names(found)) for found in (first, second))
     if one and other and one != other:
         raise HeadwayError(f"{later}: model_name: {other}, but {path} is of {one}: two servers")

@@ -65,6 +65,9 @@ def test_dots_of_thousands_are_refused(put):
     rows = "Zeit;Prompt tokens;Output tokens\n16.11.2023 18:15:46;{};12\n16.11.2023 18:15:47;7;12\n"
     with pytest.raises(HeadwayError, match=r":2: Prompt tokens: '1\.000': its dot may mark"):
         read_trace(put(rows.replace("Zeit", "timestamp").format("1.000")))
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(rows.replace("Zeit", "timestamp").format("1.130")))
+    assert str(caught.value).count("1.130") == 1
     work = read_trace(put(rows.replace("Zeit", "timestamp").format("1000.0")))
     assert work.prompt_tokens.tolist() == [1000, 7]
 

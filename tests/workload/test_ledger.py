@@ -133,7 +133,7 @@ def test_requests_of_one_conversation_share_what_came_before(put):
     assert work.segments[3] == (first, (("out", 0), 2))
     assert said == [
         "conversation_id: requests that follow another's answer, and come at their recorded times "
-        "all the same: 2"
+        "all the same: 2",
     ]
 
 
@@ -141,7 +141,7 @@ def test_requests_of_one_conversation_share_what_came_before(put):
     ("name", "value", "none", "said"),
     [
         ("deadline_us", "500", "0", "have a deadline"),
-        ("reasoning_tokens", "7", "0", "reason, in tokens"),
+        ("reasoning_tokens", "4", "0", "reason, in tokens"),
         ("n", "4", "1", "ask for several answers"),
         ("num_retries", "1", "0", "were tried again"),
         ("audio_tokens", "5", "", "have audio"),

@@ -307,14 +307,15 @@ def test_options_that_do_not_belong_are_refused(put):
     ("data", "why"),
     [
         (b'[{"timestamp": "2026-03-02T09:00:00Z", "prompt_tokens": 1}, {"ti', ":1: line: bad JSON"),
-        (b"[]", ":1: line: a list of no requests"),
+        (b"[]", ":1: line: no requests in it"),
+        (b'{"data": []}', ":1: line: no requests in it"),
         (
             gzip.compress(gzip.compress(b"arrival\n", mtime=0), mtime=0),
             "is packed twice: unpack the gzip file",
         ),
         (bytes(range(256)), "byte 0x80 is not UTF-8 beside NUL bytes: no text"),
     ],
-    ids=["torn", "empty", "packed twice", "binary"],
+    ids=["torn", "empty", "empty page", "packed twice", "binary"],
 )
 def test_what_holds_no_requests_is_called_by_its_cause(put, data, why):
     """A list that is torn or empty, a file packed twice, and bytes that are no text."""

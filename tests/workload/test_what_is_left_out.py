@@ -131,7 +131,7 @@ def test_names_like_those_of_an_outcome(put, column, cells):
         "2 requests left out: failed or cancelled when recorded, or without output tokens"
     )
     given_up = len(re.findall("cancelled|aborted", cells)) or 2 * column.startswith("closed")
-    assert said[1:] == [f"requests that were cancelled when recorded: {given_up}"][:given_up]
+    assert said[1:] == [f"requests left out as cancelled when recorded: {given_up}"][:given_up]
 
 
 @pytest.mark.parametrize("reason", ["error", "cancelled", "stop"])
@@ -229,7 +229,7 @@ def test_what_a_web_server_says_before_the_tokens(put):
     assert work.arrival.tolist() == [0, 6]
     assert said == [
         "3 requests left out: failed or cancelled when recorded, or without output tokens",
-        "requests that were cancelled when recorded: 2",
+        "requests left out as cancelled when recorded: 2",
         "upstream_cache_status: requests left out: 1, answered by a proxy's cache",
         "path: requests left out: 1, no calls to generate text",
     ]

@@ -103,7 +103,7 @@ def test_langfuse_counts_apart_what_came_from_a_cache_or_was_thought(put):
     span = {"id": "a", "traceId": "t", "startTime": "2026-03-01T10:00:00Z"}
     span["usageDetails"] = {"input": 300, "input_cached_tokens": 700, "output": 60}
     span["usageDetails"] |= {"output_reasoning_tokens": 100, "total": 1160}
-    whole = {"input_cached_tokens": 200, "total": 360}  # 200 of 300
+    whole = {"input_cached_tokens": 200, "output_reasoning_tokens": 20, "total": 360}  # 200 of 300
     whole = span | {"usageDetails": span["usageDetails"] | whole}
     work, _ = told(put("\n".join(json.dumps(one) for one in (span, whole | {"id": "b"}))))
     assert work.prompt_tokens.tolist() == [1000, 300]
@@ -211,7 +211,7 @@ def test_sglangs_json_log_dates_requests_by_their_ends(put):
         assert work.arrival.tolist() == [0, 1]
         assert work.model == ["", "a"]
         assert work.priority.tolist() == [0, 1]
-        given_up = "requests that were cancelled when recorded: 1"
+        given_up = "requests left out as cancelled when recorded: 1"
         assert sorted(all_said) == sorted([failed, given_up, *said])
 
 

@@ -63,8 +63,7 @@ def _head(path: Path, line: str) -> Head:
         if fields.PATTERNS["date"].search(line) and not line.startswith("[{"):
             return Head(line=line)  # a log's line in brackets
         next(documents.json_values(path, documents.read_text(path)), None)  # says what is wrong
-    if isinstance(first, list):
-        if not first:
-            raise HeadwayError(f"{path}:1: line: a list of no requests")
-        first = first[0]
+    if first in ([], {}, {"data": []}):
+        raise HeadwayError(f"{path}:1: line: no requests in it")
+    first = first[0] if isinstance(first, list) else first
     return Head(first=first if isinstance(first, dict) else {})

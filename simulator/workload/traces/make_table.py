@@ -54,7 +54,9 @@ def make_table(
     output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
     columns["output"] = output = np.where(asked > 0, asked, output)
     plain = columns["prompt"] + output
-    columns["prompt"] = _whole_prompts(columns, ledger)
+    columns["prompt"] = _whole_prompts(columns, plain, ledger)
+    reasoning = _noted(columns, "reasoning")
+    columns["output"] = output + _left_out(columns, plain, ledger, of="output", part=reasoning)
     _add_apart(columns, plain, ledger)
     output = columns["output"]
     broken, failed = failed & (asked > 0), failed & (asked <= 0)
@@ -155,11 +157,11 @@ def _send_with_answers(table: Table) -> None:
     table.time = np.where(ties, np.maximum(table.time - 2 * ROUNDING, 0.0), table.time)
 
 
-def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
+def _whole_prompts(columns: Columns, plain: Ints, ledger: Ledger) -> Ints:
     """Return the tokens of prompts with what some logs count apart: prefixes, and what was cached.
 
     BLIS counts a prefix apart from `input_tokens`, its server does not; Anthropic's API counts what
-    its cache had, and what went into it; a prompt of fewer tokens than these has them not in it.
+    its cache had, and what went into it.
     """
     prompt = columns["prompt"]
     if "whole_prompt" in columns:
@@ -167,16 +169,35 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
         return np.asarray(np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", 0)))
     names = {k: plain_words(name.rpartition(".")[2]) for k, name in ledger.name_of.items()}
     cached = _beside(columns)
-    apart = (cached > prompt) | ("uncached" in names.get("prompt", ""))
+    apart = "uncached" in names.get("prompt", "")
     if names.get("cached", "").startswith("cache_read") or "cache_write" in columns:
         apart |= names.get("prompt") in {"input_tokens", "input_token_count"}
-    return np.asarray(prompt + apart * cached)
+    lacking = cached if apart else _left_out(columns, plain, ledger, of="prompt", part=cached)
+    return np.asarray(prompt + lacking)
+
+
+def _left_out(columns: Columns, plain: Ints, ledger: Ledger, *, of: str, part: Ints) -> Ints:
+    """Return the tokens of a part that lengths lack: if one is shorter than its part, of each.
+
+    Not where the total of a request, `plain`, has its part in, as far as totals have such parts.
+    """
+    more = part > columns[of]
+    if not more.any():
+        return part * 0
+    total = _noted(columns, "total")
+    naive = (more & (total == plain)).any()
+    lacking = np.where(naive | (total != plain), part, 0)
+    field = "reasoning" if of == "output" else "cached" if "cached" in columns else "cache_write"
+    what = f"tokens added to each {of} that lacks them, as some have fewer tokens than these"
+    ledger.note(f"{ledger.name_of[field]}: {what}", int(lacking.sum()))
+    columns.pop("reasoning" if of == "output" else "", None)  # which is told by this
+    return np.asarray(lacking)
 
 
 def _beside(columns: Columns) -> Ints:
     """Return the tokens that an engine's cache had, or took in."""
-    found: Ints = columns["prompt"] * 0 + columns.get("cached", 0) + columns.get("cache_write", 0)
-    return found
+    none = np.zeros_like(columns["prompt"])
+    return np.asarray(none + columns.get("cached", 0) + columns.get("cache_write", 0))
 
 
 def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
@@ -253,7 +274,8 @@ def _add_notes(table: Table, columns: Columns) -> None:
         table.ledger.facts.append(("cached in log", share))
         found = prefix_columns(segments or (), columns["output"].tolist())
         shared = np.array(found.get("prefix_tokens", 0))
-        if "warm" not in columns and (unshared := int(np.maximum(cached - shared, 0).sum())):
+        elsewhere = "warm" in columns or (segments is None and "prefix" in names)
+        if not elsewhere and (unshared := int(np.maximum(cached - shared, 0).sum())):
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",
                 unshared,
@@ -295,8 +317,7 @@ def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
 
 def _add_cuts(table: Table, columns: Columns) -> None:
     """Tell of answers that are longer than what their clients allow."""
-    own = table.ledger.name_of.get("output") == "output_length"  # Headway's: cut as it was served
-    if table.max_tokens is None or "asked" in columns or own:
+    if table.max_tokens is None or "asked" in columns:
         return
     over = np.where(table.max_tokens > 0, table.output - table.max_tokens, 0)
     if cut := int((over > 0).sum()):
@@ -331,13 +352,11 @@ def _since(name: str, table: Table, columns: Columns, units: Mapping[str, float]
     """Return how long after each arrival a clock was read, s."""
     if name not in columns:
         return np.full(len(table.time), nan)
-    since: Floats = columns[name] / units[name] - table.time / table.per_second
-    return since
+    return np.asarray(columns[name] / units[name] - table.time / table.per_second)
 
 
 def _span_of(name: str, columns: Columns) -> Floats:
-    found: Floats = columns.get(name, np.full(len(columns["output"]), nan))
-    return found
+    return np.asarray(columns.get(name, np.full(len(columns["output"]), nan)))
 
 
 def _measure(
@@ -352,6 +371,13 @@ def _measure(
     ttft = np.where(np.isnan(ttft), since("first"), ttft)
     e2el = np.where(np.isnan(e2el), since("end"), e2el)
     e2el = np.where(np.isnan(e2el), ttft + told("decode"), e2el)
+    at_once = (
+        several & (ttft == e2el) & ("decode_slowed_time" not in table.ledger.idle)
+    )  # not streamed
+    if whole := int(at_once.sum()):
+        text = "requests whose first token came with the last, so nothing tells their TTFT"
+        table.ledger.note(f"{table.ledger.name_of.get('first', 'ttft')}: {text}", whole)
+        ttft = np.where(at_once, nan, ttft)
     worked_out = np.where(several, (e2el - ttft) / np.where(several, gaps, 1), nan)
     tpot = np.where(several & np.isnan(tpot), worked_out, np.where(several, tpot, nan))
     e2el = np.where(np.isnan(e2el), ttft + np.where(several, tpot * gaps, 0.0), e2el)

@@ -17,6 +17,7 @@ YES = r"true|t|yes|y|on|1|1\.0"
 NO = r"false|f|no|n|off|0|0\.0"
 UNSAID = r"none|null|nan|n/?a|-|\[\]|\{\}|"
 """How columns write yes, no and nothing, in lower case."""
+NO_ERROR = rf"{UNSAID}|ok|success(ful)?|no.?errors?"
 NO_GENERATION, UNFINISHED, ENDED = (
     "|".join(NAMES[name].split()) for name in ("no_generation", "unfinished", "finished")
 )
@@ -30,7 +31,7 @@ MISSED = re.compile(rf"{NO}|{UNSAID}|(0{{8}}-|no|.*miss|bypass|disabled|expired|
 KNOWN = {
     **dict.fromkeys(("finish", "status"), (re.compile(UNFINISHED), FINISHED)),
     "status_code": (re.compile(rf"{UNFINISHED}|^0$"), FINISHED),
-    "error": (re.compile(rf"^(?!({NO}|{UNSAID})$)"), re.compile(rf"{NO}|{UNSAID}")),
+    "error": (re.compile(rf"^(?!({NO}|{NO_ERROR})$)"), re.compile(rf"{NO}|{NO_ERROR}")),
     "success": (re.compile(rf"^({NO})$|{UNFINISHED}"), FINISHED),
     "cancelled": (re.compile(rf"^({YES}|cancell?ed|aborted)$"), re.compile(rf"{NO}|{UNSAID}")),
     "cache_hit": (HIT, MISSED),

@@ -128,7 +128,7 @@ def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
     if "decode_slowed_time" not in ledger.idle:
         return
     if path.name.startswith("part-"):
-        warn(f"{path}: what prompts share, clients and models are not in tables of --tables-in")
+        warn(f"{path}: prefixes, images, clients and models are not in tables of --tables-in")
     beside = path.parent / "scenario.yaml"
     text = beside.read_text("utf-8", "replace") if beside.is_file() else ""
     for key, why in BY_CLOCK.items():
@@ -237,12 +237,12 @@ def read_pieces(
         held = time[upto:], work.rows(np.arange(upto, len(time)))
         if upto:
             origin, last = time[0] if origin is None else origin, time[upto - 1]
-            yield _timed(work.rows(np.arange(upto)), time[:upto], origin, units)
+            yield replace(work.rows(np.arange(upto)), arrival=(time[:upto] - origin) / units)
     if held is None:
         raise HeadwayError(f"{path}: no requests in it")
     if len(held[0]):
         origin = held[0][0] if origin is None else origin
-        yield _timed(held[1], held[0], origin, units)
+        yield replace(held[1], arrival=(held[0] - origin) / units)
     _warn_of_order(path, early)
     warn_of_trace(path, failed, ledger)
     warn_of_images(path.name, images)
@@ -255,7 +255,3 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
         raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
     if table.has_sessions:
         raise SessionsError(f"{path}: the turns of sessions may be anywhere in it")
-
-
-def _timed(work: Workload, time: Numbers, origin: Any, units: float) -> Workload:
-    return replace(work, arrival=(time - origin) / units)

@@ -135,7 +135,7 @@ class Records:
         beside, failed = apart(words, size), failures(words, size)
         if self.sources.keys().isdisjoint({"asked", "cancel_after"}):  # these hang up again
             given_up = int((failed & cancelled(words, size)).sum())
-            self.problems.notes["requests that were cancelled when recorded"] += given_up
+            self.problems.notes["requests left out as cancelled when recorded"] += given_up
         self.beside.update({name: int(mask.sum()) for name, mask in beside.items()})
         aside = np.logical_or.reduce([*beside.values(), np.zeros(size, np.bool_)])
         if (failed | aside).any():
@@ -169,8 +169,7 @@ class Records:
                 columns[field] = np.concatenate(found)
         used = {**fields.used_as(self.sources), **self.form.beside}
         ledger = sort_columns(self.names, used, self.form.idle)
-        notes = +self.problems.notes
-        for text, count in notes.items():
+        for text, count in (+self.problems.notes).items():
             ledger.note(text, count)
         for field, count in self.beside.items():
             ledger.note(f"{self._name(field)}: requests left out", count, f", {BESIDE[field]}")
@@ -190,7 +189,7 @@ class Records:
             ledger.note(f"{self._name('samples')}: {text}", int((asked > 1).sum()))
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(self.problems.path, columns, self.units, place, ledger, **gone)
-        table.timed_out = notes[TIMED_OUT]
+        table.timed_out = self.problems.notes[TIMED_OUT]
         table.rows, table.images_counted = rows[table.rows], self.form.images_counted
         if "arrival" in self.sources and len(table.time) > 1:
             for doubt in self._doubts(table.time, table.per_second):
@@ -209,14 +208,18 @@ class Records:
             yield f"are dates, if it counts seconds; arrival={name}:s says that it does"
         if re.search(fields.NAMES["gaps"], fields.plain_words(name)):
             yield "gives gaps between requests by its name, and is taken as times: add them up"
-        if told:
+        by_format = self.form.columns.get("arrival", fields.source()).per_second
+        if told and (told != by_format or "lanes" in self.form.options):  # agents wait for people
             return
-        if not gap and times[0]:
+        if not told and not gap and times[0]:
             yield "is the same of each request: all come at once"
-        vague = len(times) < FEW or (times % 1).any()
-        if per_second == 1.0 and most < fields.DATES[0] and gap > (SLOW if vague else 0.99):
-            said = f"one request in {round(gap, 1):,g} s, if its times are seconds"
-            yield f"{said}; arrival={name}:ms says that they are not, :s that they are"
+        vague = told or len(times) < FEW or (times % 1).any()
+        each, slow = gap / per_second, SLOW if vague else 0.99
+        if (told or per_second == 1.0) and most / per_second < fields.DATES[0] and each > slow:
+            unit = next(u for u in reversed(fields.UNITS) if fields.UNITS[u] == per_second)
+            own = f"arrival={name}:ms says that they are not, :s that they are"
+            more = "workload.trace.rate_scale: 1000 makes thousandths of them" if told else own
+            yield f"one request in {round(each, 1):,g} s, if its times are {unit}; {more}"
         if per_second == 1.0 and SHEET[0] < least and most < SHEET[1] and gap % 1:
             yield "are a spreadsheet's dates, if it counts days: export them as 2026-03-01 10:00:00"
 
@@ -231,12 +234,10 @@ class Records:
 
     def _check_totals(self, columns: Columns, place: Ints) -> None:
         """Refuse rows that sum several requests."""
-        count = np.asarray(columns.get("requests", [0]))
-        k = int(count.argmax()) if len(count) else -1
-        if k >= 0 and count[k] > 1:
-            name = self._name("requests")
+        count = np.asarray(columns.get("requests", []))
+        for k in np.flatnonzero(count > 1).tolist():
             why = f"{count[k]} requests in a row: these are totals, not requests"
-            raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
+            raise HeadwayError(f"{self.problems.path}:{place[k]}: {self._name('requests')}: {why}")
 
     def _clear(self, k: int) -> bool:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""
@@ -280,7 +281,11 @@ class Records:
             what = cells.WHOLE + " (tokens)" * (field in ("prompt", "output", "max_tokens"))
             found = cells.counts(values, tell, least, what)  # -1: where Parquet has no cell
             for k, value in enumerate(values if self.dotted else ()):
-                if isinstance(value, str) and cells.THOUSANDS.fullmatch(value.strip()):
+                if (
+                    found[k] < cells.LARGEST
+                    and isinstance(value, str)
+                    and cells.THOUSANDS.fullmatch(value.strip())
+                ):
                     tell(k, f"{value!r}: its dot may mark thousands; write it without one")
             if field in fields.NEEDED and (found == cells.LARGEST).any():
                 _need(values, f"is not {what}", tell)

@@ -54,7 +54,7 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
     for (line, span), tells in zip(found, told, strict=True):
         if (name := _first(span, IDS)) in sums:
             notes["enclosing spans left out, each taken as the sum of its children"] += tells
-            notes[UNEQUAL] += tells and within[name] != _tokens(span)
+            notes[UNEQUAL] += tells and _tokens(span) not in (0, within[name])
         elif tells:
             yield line, span
         else:
@@ -172,7 +172,7 @@ def read_access_log(path: Path, form: Format) -> Table:
     if not found:
         raise HeadwayError(
             f"{path}:1: prompt_tokens: no line tells its tokens, as prompt_tokens=812 "
-            "completion_tokens=64"
+            "completion_tokens=64; a CSV begins with its columns' names, in a line of their own"
         )
     sources = fields.find_fields(names) | {"arrival": fields.source("date", unit="us")}
     if "request_time" in names:

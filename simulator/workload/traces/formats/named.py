@@ -154,6 +154,6 @@ def first_request(head: Head) -> dict[str, object]:
 
 def is_known(head: Head) -> bool:
     """Return whether times and lengths are there under names that are known."""
-    if {"sessionId", "parentUuid"} <= head.keys:  # Claude Code's
+    if {"sessionId", "parentUuid"} <= head.keys or "leafUuid" in head.keys:  # Claude Code's
         return True
     return fields.has_requests(head.columns) or fields.has_requests(first_request(head))

@@ -37,10 +37,13 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     if unknown := sum("output_token_ids" not in row for row in kept):
         told_of = "max_tokens: answers that are not logged, and are taken as long as it allows"
         table.ledger.note(told_of, unknown)
-    longest = int(table.prompt.max(initial=0))
-    if (cut := int((table.prompt == longest).sum())) > max(len(kept) // 4, 2):
-        what = f"{cut} prompts of {longest} tokens, and none is longer"
-        table.ledger.note(f"prompt_token_ids: {what}: does --max-log-len cut them?")
+    answers = ((row.get("output_token_ids", ()), row.get("n*max_tokens")) for row in kept)
+    ended = [len(ids) for ids, most in answers if len(ids) != most]
+    for what, lengths in (("prompt", table.prompt.tolist()), ("output", ended)):
+        longest = max(lengths, default=0)
+        if longest and (cut := lengths.count(longest)) > 2:
+            text = f"{cut} {what}s of {longest} tokens, and none is longer"
+            table.ledger.note(f"{what}_token_ids: {text}: does --max-log-len cut them?")
     return table
 
 
@@ -51,12 +54,19 @@ def _logged(path: Path, problems: Problems) -> list[Item]:
     """
     every: list[Item] = []
     named: dict[str, dict[str, Any]] = {}
+    seen, twice = set[int](), set[str]()
     last = 0
     for number, line in lines(path):
         event, stamp = (PATTERNS[f"vLLM's {what}"].search(line) for what in ("event", "stamp"))
         if event is None or stamp is None:
             continue
         kind, name, ended = event.groups()
+        known = hash(line[stamp.start() :])
+        if known in seen and (kind == "Received" or name in twice):  # else a stream's same tokens
+            twice.add(name)
+            problems.notes["requests whose lines come again, left out"] += kind == "Received"
+            continue
+        seen.add(known)
         before = {"Received": "time", "Request": "prompt_token_ids"}.get(kind)
         if before and not ended and before in named.setdefault(name, {"id": name}):
             named[name] = {"id": name}  # an id that comes again
