@@ -162,19 +162,20 @@ def _of_manifest(text: str) -> Iterator[Command]:
             words += shlex.split(value) if isinstance(value, str) else map(str, value)
         listed = block.get("env", block.get("environment")) or []
         pairs = listed.items() if isinstance(listed, dict) else map(_variable, listed)
-        variables = dict(pairs)
+        variables = {name: f"{value}" for name, value in pairs if value is not None}
         words = [_expand(word, variables).replace("$$", "$") for word in words]
         assigned = [f"{name}={value}" for name, value in variables.items()]
         for found in _scan([*assigned, str(block.get("image", "")), *words]):
             yield found._replace(replicas=replicas)
 
 
-def _variable(entry: object) -> tuple[str, str]:
-    """Return a variable's name and value, of Kubernetes and of Compose."""
+def _variable(entry: object) -> tuple[str, str | None]:
+    """Return a variable's name and value, of Kubernetes and of Compose; None: it is elsewhere."""
     if isinstance(entry, dict):
-        return str(entry.get("name")), str(entry.get("value", "")).replace("$$", "$")
-    name, _, value = str(entry).partition("=")
-    return name, value
+        value = None if "valueFrom" in entry else f"{entry.get('value', '')}".replace("$$", "$")
+        return str(entry.get("name")), value
+    name, equals, value = str(entry).partition("=")
+    return name, value if equals else None
 
 
 def _containers(node: object, replicas: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
@@ -197,9 +198,8 @@ def _of_shell(text: str) -> Iterator[Command]:
     try:
         return _inner([], text, {})
     except ValueError as error:
-        raise HeadwayError(
-            f"--command: {one_line(error)[0].lower()}{one_line(error)[1:]}"
-        ) from None
+        what = one_line(error)
+        raise HeadwayError(f"--command: {what[0].lower()}{what[1:]}") from None
 
 
 def _joined(script: str) -> str:

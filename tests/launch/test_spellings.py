@@ -174,6 +174,34 @@ def test_replicas_of_a_manifest_are_told(manifest: str, replicas: int) -> None:
     assert launch.told == ([told] if replicas > 1 else [])
 
 
+POD = "apiVersion: v1\nspec: {{containers: [{{{container}, env: [{{name: LEN, {given}}}]}}]}}"
+COMPOSE = "services:\n  a: {{{container}, environment: {given}}}"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "given", "longest"),
+    [
+        (POD, "value: '4096'", 4096),
+        (POD, "valueFrom: {configMapKeyRef: {name: c, key: len}}", None),
+        (COMPOSE, "{LEN: 4096}", 4096),
+        (COMPOSE, "{LEN: }", None),
+        (COMPOSE, "[LEN=4096]", 4096),
+        (COMPOSE, "[LEN]", None),
+    ],
+)
+def test_a_variable_whose_value_is_elsewhere_has_none(
+    manifest: str, given: str, longest: int | None
+) -> None:
+    """An option is not left out for it."""
+    container = "image: 'vllm/vllm-openai:v0.24.0', args: [--model, M, --max-model-len, $(LEN)]"
+    text = manifest.format(container=container, given=given)
+    if longest is not None:
+        assert read_launch(text).engine["max_model_len"] == longest
+        return
+    with pytest.raises(HeadwayError, match=r"--max-model-len: must be a number.*, not '\$\(LEN\)'"):
+        read_launch(text)
+
+
 @pytest.mark.parametrize(
     "command",
     [
