@@ -38,6 +38,13 @@ def test_a_yaml_as_deployment_guides_have_it_is_read(tmp_path):
     assert [line.split()[0] for line in launch.told] == ["--moe-config", "--torch-compile-config"]
 
 
+def test_steps_without_overlap_are_told(tmp_path):
+    """They take longer: the option has an effect on time."""
+    told = "--disable-overlap-scheduler is not simulated: steps take as long as with overlap"
+    assert read(tmp_path, "disable_overlap_scheduler: true").told == [told]
+    assert not read(tmp_path, "disable_overlap_scheduler: false").told
+
+
 @pytest.mark.parametrize(
     ("text", "option", "why"),
     [
