@@ -5,7 +5,7 @@ import os
 import shlex
 import warnings
 
-from simulator.build.engines import release_of
+from simulator.build.engines import ENGINES, release_of
 from simulator.build.kv_room import memory_budget
 from simulator.build.policy_table import (
     PLUGIN,
@@ -60,18 +60,15 @@ SWITCHES = ("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl
 """Flags that are written where they are not as by default."""
 PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway.vllm fits."""
+NOT_VLLMS = {"acceptance", "draft", "speculative_eagle_topk", "speculative_num_draft_tokens"}
+"""Keys of `speculative_config` that vLLM refuses."""
 COVERED = (
-    *(
-        *VALUES,
-        *FLAGS,
-        *SWITCHES,
-        "name",
-        "version",
-        "scheduling_policy",
-        "allocation",
-        "preemption_mode",
-    ),
-    *("scheduler", "scheduler_cls", "speculative_config", *ENABLED),
+    *VALUES,
+    *FLAGS,
+    *SWITCHES,
+    *ENABLED,
+    *("name", "version", "scheduling_policy", "scheduler", "scheduler_cls"),
+    *("allocation", "preemption_mode", "speculative_config"),
     "lora_load_bandwidth",  # the disk's
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "hicache_write_policy",  # write_through is vLLM's
@@ -216,6 +213,9 @@ def remarks(scenario: Scenario) -> list[str]:
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
         lines.append(f"vLLM V1 preempts by recomputation, not by {engine.preemption_mode}")
+    drafts = engine.speculative_config
+    if drafts is not None and drafts.speculative_eagle_topk > 1:
+        lines.append("vLLM drafts a chain of tokens, no tree: speculative_eagle_topk is left out")
     known = {*COVERED, *options_without_effect(release_of(engine))}
     for key, field in type(engine).model_fields.items():
         if key not in known and (value := getattr(engine, key)) != field.default:
@@ -246,9 +246,7 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         words += ["--scheduling-policy", engine.policy_name]
     if engine.scheduler_cls is not None or _has_plugin(scenario):
         words += _option("--scheduler-cls", engine.scheduler_cls or PLUGIN)
-    for key in VALUES:
-        if key in SIZES and not engine.follows_vllm:
-            continue
+    for key in (key for key in VALUES if engine.follows_vllm or key not in SIZES):
         value = getattr(engine, key)
         if value is not None and (engine.is_given(key) or key in VALUES[:2]):
             text = json.dumps(value) if isinstance(value, dict) else f"{value}"
@@ -260,11 +258,13 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     if kept != 0 and "prefix_cache_retention_interval" not in absent:
         words += ["--prefix-cache-retention-interval", f"{kept}"]
     words += [_flag(key, True) for key in ENABLED if getattr(engine, key)]
+    own = ENGINES[engine.name].defaults  # what another engine never has is no choice
+    flags = [key for key in FLAGS[:2] if own.get(key, True) and not getattr(engine, key)]
     if engine.follows_vllm:
-        changed = [key for key in SWITCHES if key not in absent and engine.is_given(key)]
-        words += [_flag(key, getattr(engine, key)) for key in (*FLAGS, *changed)]
+        flags = [*FLAGS, *(key for key in SWITCHES if key not in absent and engine.is_given(key))]
+    words += [_flag(key, getattr(engine, key)) for key in flags]
     if (drafts := engine.speculative_config) is not None:
-        asked = drafts.model_dump(exclude_unset=True, exclude=("acceptance", "draft"))
+        asked = drafts.model_dump(exclude_unset=True, exclude=NOT_VLLMS)
         words += ["--speculative-config", json.dumps(asked)]
     if kv_role is not None:
         config = {"kv_connector": "NixlConnector", "kv_role": kv_role}

@@ -125,6 +125,37 @@ def test_another_engine_is_told_and_its_sizes_are_left_out(
     assert "prefix-caching" not in values
 
 
+@pytest.mark.parametrize(
+    ("command", "off"),
+    [
+        ("sglang serve --model-path M", []),
+        ("sglang serve --model-path M --disable-radix-cache", ["prefix-caching"]),
+        ("sglang serve --model-path M --chunked-prefill-size -1", ["chunked-prefill"]),
+        ("trtllm-serve M", []),
+        ("trtllm-serve M --disable_kv_cache_reuse", ["prefix-caching"]),
+    ],
+)
+def test_what_is_off_in_another_engine_is_off_in_vllm(command: str, off: list[str]) -> None:
+    """What that engine never has is left to vLLM."""
+    engine = read_launch(command).engine
+    raw = {"model": "llama-3.1-8b", "gpu": "H100", "engine": engine}
+    text = serve_command(check_scenario(raw, SourceMap("s.yaml", {})))
+    assert re.findall(r"--no-enable-(\S+)", text) == off
+    assert "async-scheduling" not in text
+
+
+@pytest.mark.parametrize(("branches", "told"), [(1, False), (4, True)])
+def test_drafts_of_sglang_have_keys_that_vllm_refuses(branches: int, told: bool) -> None:
+    """A chain is vLLM's, too; of a tree a comment says that it is lost."""
+    sizes = f"--speculative-num-steps 3 --speculative-eagle-topk {branches}"
+    words = f"--speculative-algorithm EAGLE {sizes} --speculative-num-draft-tokens 4"
+    engine = read_launch(f"sglang serve --model-path deepseek-v3 --tp 8 {words}").engine
+    raw = {"model": "deepseek-v3", "gpu": "H200", "engine": engine}
+    text = serve_command(check_scenario(raw, SourceMap("s.yaml", {})))
+    assert """'{"method": "mtp", "num_speculative_tokens": 3}'""" in text
+    assert ("# vLLM drafts a chain of tokens, no tree" in text) == told
+
+
 def test_a_policy_of_ones_own_needs_its_module(tmp_path: Path):
     path = tmp_path / "s.yaml"
     path.write_text(ONE_A_SECOND)
