@@ -143,6 +143,8 @@ class VllmConfig(_Model):
     ec_cache: Names = []
     """Images, by their hashes, whose outputs an EC connector has; []: there is no connector."""
     kv_offloading_blocks: Natural = 0
+    kv_role: Literal["kv_consumer"] | None = None
+    """A consumer pulls each prompt's blocks in `load_block_ns` each."""
     store_threshold: Natural = 0
     speculative_config: Speculation | None = None
 
@@ -195,17 +197,19 @@ class VllmConfig(_Model):
         return self
 
     @model_validator(mode="after")
-    def _refuse_beside_stages(self) -> "VllmConfig":
+    def _refuse_beside_others(self) -> "VllmConfig":
         others = self.encoder_cache_size, self.kv_offloading_blocks, self.max_loras
-        for wrong, what in (
-            (any((*others, *self.kv_cache_groups)), "is compared without other features"),
-            (
-                self.speculative_config and not self.async_scheduling,
-                "beside drafts needs async_scheduling: true",
-            ),
+        for key in ("pipeline_parallel_size", "kv_role"):
+            if getattr(self, key) not in (1, None) and any((*others, *self.kv_cache_groups)):
+                raise MappingError(key, "is compared without other features")
+        if self.kv_role and (self.pipeline_parallel_size > 1 or not self.speculative_config):
+            raise MappingError("kv_role", "needs drafts, and pipeline_parallel_size: 1")
+        if (
+            self.pipeline_parallel_size > 1
+            and self.speculative_config
+            and not self.async_scheduling
         ):
-            if wrong and self.pipeline_parallel_size > 1:
-                raise MappingError("pipeline_parallel_size", what)
+            raise MappingError("async_scheduling", "must be true with drafts on pipeline stages")
         return self
 
 

@@ -30,6 +30,7 @@ KINDS = {
     "drafts": "draw speculative decoding, too",
     "draft-sizes": "draw drafts, as many as the batch size says",
     "stages": "draw pipeline stages, beside drafts asynchronous ones alone",
+    "consumer": "let prompts be computed elsewhere, beside --drafts",
     "limits": "schedule less than fits in a step",
     "stops": "let answers end by a stop token",
 }
@@ -39,7 +40,7 @@ KINDS = {
 def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:  # noqa: PLR0912
     """Get a case of a seed, as a case file has it; `kinds` of KINDS are drawn, too."""
     rng = Random(f"case {seed} {number}")
-    config = _config(rng, stages="stages" in kinds)
+    config = _config(rng, kinds)
     if "drafts" in kinds or "draft-sizes" in kinds:
         _add_drafts(rng, config, sizes="draft-sizes" in kinds)
     retains = "retention" in kinds or "states" in kinds
@@ -73,7 +74,7 @@ def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:  #
         "per_context_token_ns": rng.choice([0, 40]),
         "empty_ns": 1_000_000,
     }
-    if "offloading" in kinds:
+    if "offloading" in kinds or "consumer" in kinds:
         for way in ("load", "store"):
             times[f"{way}_block_ns"] = rng.choice([1, 70_000, 900_000, 5_000_000])
     return {
@@ -86,7 +87,7 @@ def draw_case(seed: int, number: int, kinds: Collection[str] = ()) -> Values:  #
     }
 
 
-def _config(rng: Random, *, stages: bool) -> Values:
+def _config(rng: Random, kinds: Collection[str]) -> Values:
     longest = rng.choice([64, 128, 256])
     seats = rng.randint(1, 8)
     size = rng.choice([4, 16])
@@ -107,7 +108,12 @@ def _config(rng: Random, *, stages: bool) -> Values:
         "num_gpu_blocks": longest // size + rng.choice([1, 2, 5, 20, 100]) + 1,
         "enable_prefix_caching": rng.random() < 0.5,
     }
-    return drawn | ({"pipeline_parallel_size": rng.choice([2, 2, 3, 4])} if stages else {})
+    if "stages" in kinds:
+        drawn["pipeline_parallel_size"] = rng.choice([2, 2, 3, 4])
+    if "consumer" in kinds:
+        room = longest // size + 7 + rng.choice([0, 2, 8, 30])  # else one may wait for ever
+        drawn |= {"kv_role": "kv_consumer", "policy": "fcfs", "num_gpu_blocks": room}
+    return drawn
 
 
 def _add_drafts(rng: Random, config: Values, *, sizes: bool) -> None:

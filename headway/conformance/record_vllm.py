@@ -19,16 +19,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from headway.conformance.case_model import Case, CaseRequest, StepTime
+from headway.conformance.case_model import Case, CaseRequest
 from headway.conformance.cases import read_cases
 from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.recorder import dump
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
+from headway.conformance.transfers import Transfers
 from headway.conformance.vllm_steps import VllmSteps
 from simulator.core.request import Media, Segments, items_of
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.schedulers.vllm.interface import check_vllm, is_chunk, resumed, sampled
+from simulator.schedulers.vllm.pretended import Nothing
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, options_without_effect, read_release
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
@@ -42,44 +44,22 @@ OPTIONS = (
     "disable_chunked_mm_input",
     "pipeline_parallel_size",
 )
+NIXL_WORKERS = [
+    f"vllm.distributed.kv_transfer.kv_connector.v1.nixl.{name}"
+    for name in ("base_worker", "pull_worker", "push_worker", "worker")
+] + ["vllm.distributed.nixl_utils"]
+REMOTE = {
+    "do_remote_prefill": True,
+    "remote_block_ids": [[0]],
+    "remote_engine_id": "producer",
+    "remote_host": "producer",
+    "remote_port": 1,
+}
+"""What a producer says of each prompt that it has computed."""
 
 
 class StepLimitError(Exception):
     """The case has had its `max_steps`."""
-
-
-class Transfers:
-    """The connector's worker: it copies nothing, and says when it would have done.
-
-    One link each way, jobs in turn. A load begins when it is decided, a store at the end of its
-    step. Each outcome of a step tells of what is done by then. Where blocks are handed on while
-    they are being stored the worker waits for the store; here nobody does.
-    """
-
-    def __init__(self, times: StepTime) -> None:
-        self._times = times
-        self._free = {"load": 0, "store": 0}  # ns, when each link is
-        self._jobs: dict[int, tuple[int, str]] = {}  # ns, when each ends, and who waits for it
-
-    def send(self, way: str, jobs: Any, now: int) -> None:
-        """Begin jobs."""
-        for number, job in jobs.items():
-            gpu = job.dst_spec if way == "load" else job.src_spec
-            took = len(gpu.block_ids) * getattr(self._times, f"{way}_block_ns")
-            self._free[way] = max(self._free[way], now) + took
-            self._jobs[number] = self._free[way], job.req_id if way == "load" else ""
-
-    def report(self, now: int) -> Any:
-        """Tell of the jobs that are done."""
-        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-            OffloadingWorkerMetadata,
-        )
-        from vllm.v1.outputs import KVConnectorOutput
-
-        done = [number for number, (end, _) in self._jobs.items() if end <= now]
-        loaded = {self._jobs.pop(number)[1] for number in done} - {""}
-        told = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
-        return KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=told)
 
 
 @dataclass
@@ -149,13 +129,13 @@ class RecordedVllm:
             retention=config.prefix_cache_retention_interval,
             unit=config.prefix_match_unit,
             checkpoints=config.checkpoints,
-            offloading=self._offloading(),
+            kv_transfer=self._kv_transfer(),
             drafts=drafts.model_dump(exclude={"acceptance"}) if drafts is not None else None,
         )
         if config.encoder_cache_size:
             self._add_encoder()
-        self._transfers = Transfers(self.case.step_time) if config.kv_offloading_blocks else None
-        if self._transfers is not None:
+        self._transfers = Transfers(self.case.step_time) if self.vllm.connector else None
+        if config.kv_offloading_blocks:
             _order_ends(self.vllm.connector)
         self._recorder = StepRecorder(self.rows.append)
         self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
@@ -168,13 +148,19 @@ class RecordedVllm:
         _CaseSteps(self, self._recorder)
         self.core = self._make_core()
 
-    def _offloading(self) -> dict[str, int]:
-        """Make the settings of vLLM's connector: a block, of few bytes, takes 4 KiB there."""
+    def _kv_transfer(self) -> dict[str, Any]:
+        """Make the configuration of vLLM's connector; of the host's a block takes 4 KiB there."""
         config = self.case.config
+        if config.kv_role:
+            # They want a GPU's kernels, and NIXL: nothing moves here.
+            sys.modules.update({name: Nothing(name) for name in NIXL_WORKERS})
+            return {"kv_connector": "NixlConnector", "kv_role": config.kv_role}
         if not config.kv_offloading_blocks:
             return {}
         room = config.kv_offloading_blocks << 12
-        return {"cpu_bytes_to_use": room, "store_threshold": config.store_threshold}
+        extra = {"cpu_bytes_to_use": room, "store_threshold": config.store_threshold}
+        named = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        return named | {"kv_connector_extra_config": extra}
 
     def _add_encoder(self) -> None:
         """Give vLLM's scheduler an encoder: its model is one of text alone."""
@@ -237,7 +223,14 @@ class RecordedVllm:
                 row["start"] = start
         self._last = self.batches[id(output)] = Batch(self, output, getting, end)
         if self._transfers is not None:
-            self._transfers.send("load", output.kv_connector_metadata.load_jobs, self.now)
+            told = output.kv_connector_metadata
+            if self.case.config.kv_role:
+                pulled = told.reqs_to_recv.items()
+                loads = [(name, len(one.local_block_ids[0]), name) for name, one in pulled]
+            else:
+                found = told.load_jobs.items()
+                loads = [(key, len(one.dst_spec.block_ids), one.req_id) for key, one in found]
+            self._transfers.send("load", loads, self.now)
 
     def _pass(self, after: int, duration: int) -> int:
         """Send a batch whose tokens are there at `after` through all stages; say when it is out."""
@@ -267,7 +260,9 @@ class RecordedVllm:
             tokens.append([self._token(("out", int(name)), at) for at in places])
         told = None
         if self._transfers is not None:
-            self._transfers.send("store", batch.output.kv_connector_metadata.store_jobs, self.now)
+            stores = getattr(batch.output.kv_connector_metadata, "store_jobs", {}).items()
+            jobs = [(key, len(one.src_spec.block_ids), "") for key, one in stores]
+            self._transfers.send("store", jobs, self.now)
             told = self._transfers.report(self.now)
         return ModelRunnerOutput(
             kv_connector_output=told,
@@ -323,6 +318,8 @@ class RecordedVllm:
                 lora_request=_adapter(one.adapter),
                 mm_features=_images(named),
             )
+            if config.kv_role:
+                made.kv_transfer_params = REMOTE | {"remote_request_id": made.request_id}
             if allowed > one.output_len:  # it ends by a stop token
                 last = self._token(("out", one.id), one.output_len - 1)
                 made.sampling_params.stop_token_ids = [last]

@@ -17,6 +17,7 @@ from simulator.core.request import Request, Step
 from simulator.features.drafts.as_sums import DraftedSet
 from simulator.features.images.images import Images
 from simulator.features.images.work import EncoderWork, work_of
+from simulator.policies.waiting_queues import FrontQueue
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
@@ -155,9 +156,10 @@ class Recorder:
         """Take in how many wait from now on."""
         if self.pending:
             waiting = self.scheduler.waiting
-            line = waiting.others if isinstance(waiting, HoldersFirst) else waiting
+            line = waiting.others if isinstance(waiting, HoldersFirst | FrontQueue) else waiting
             head = line.head().id if line else None
-            self.pending[-1].queue.append((int(self.env.now), len(waiting), head))
+            count = len(waiting) + len(getattr(self.scheduler, "loading", ()))
+            self.pending[-1].queue.append((int(self.env.now), count, head))
 
     def add_leap(self, row: StepRow, more: int) -> None:
         """Take in that `more` equal steps came after a row's first, with what blocks they took."""

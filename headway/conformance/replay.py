@@ -11,6 +11,7 @@ import simpy
 from simpy.core import EmptySchedule
 
 from headway.conformance.case_model import Case, StepTime
+from headway.conformance.pulling import Pulling
 from headway.conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
@@ -21,6 +22,7 @@ from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import PipelineReplica, Replica
 from simulator.features.drafts.as_sums import Speculative
 from simulator.features.drafts.blocks import DraftBlocks, DraftHybridBlocks, SlotCounter
+from simulator.features.drafts.roles import KINDS
 from simulator.features.drafts.walk import (
     AsyncDraftWalk,
     AsyncHostDrafts,
@@ -42,6 +44,7 @@ from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.interface import MAMBA
+from simulator.schedulers.vllm.kv_roles import AsyncConsumer, Consumer
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import (
@@ -62,11 +65,9 @@ class _RecordedBlocks(BlockCounter):
     recorder: Recorder
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        left = self.free - decodes.blocks(ticks, skip)
         for tick in range(skip, skip + ticks):
             super().take_ticks(decodes, 1, tick)
             self.recorder.blocks.append((self.free, self.hashed))
-        assert self.free == left
 
 
 class RecordedCounter(_RecordedBlocks, BlockCounter):
@@ -77,15 +78,8 @@ class RecordedManager(_RecordedBlocks, BlockManager):
     """Blocks with prefix caching."""
 
 
-class RecordedHybrid(HybridManager):
+class RecordedHybrid(_RecordedBlocks, HybridManager):
     """Blocks of groups of layers, some with a window."""
-
-    recorder: Recorder
-
-    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        for tick in range(skip, skip + ticks):
-            super().take_ticks(decodes, 1, tick)
-            self.recorder.blocks.append((self.free, self.hashed))
 
 
 class Recorded(SchedulerBase):
@@ -239,6 +233,8 @@ class RecordedPipelineReplica(RecordedReplica, PipelineReplica):
 
 
 _OPTIONS = (
+    "async_scheduling",
+    "pipeline_parallel_size",
     "max_num_seqs",
     "max_num_active_seqs",
     "max_num_batched_tokens",
@@ -320,20 +316,23 @@ class Replay:
         options |= options_without_effect(release)
         retention = options.pop("prefix_cache_retention_interval")
         if installed:
-            if config.max_loras:
-                raise HeadwayError("config.max_loras: --installed knows of no adapters")
-            if config.encoder_cache_size:
-                raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
-            if config.speculative_config is not None:
-                raise HeadwayError("config.speculative_config: --installed knows of no drafts")
+            named = {
+                "max_loras": "adapters",
+                "encoder_cache_size": "images",
+                "speculative_config": "drafts",
+                "kv_role": "roles",
+            }
+            for key, what in named.items():
+                if getattr(config, key):
+                    raise HeadwayError(f"config.{key}: --installed knows of no {what}")
             return recorded(InstalledScheduler)(
                 InstalledBlocks(*size),
-                Limits(**options, async_scheduling=config.async_scheduling),
+                Limits(**options),
                 enable_prefix_caching=config.enable_prefix_caching,
                 policy_name=config.policy,
             )
         features: list[Feature] = [Lora(config.max_loras)] if config.max_loras else []
-        blocks, kinds = self._choose_blocks(size, retention, options, features)
+        blocks = self._choose_blocks(size, retention, options, features)
         blocks.recorder = self._recorder
         if config.encoder_cache_size:
             limits = EncoderLimits(
@@ -342,21 +341,14 @@ class Replay:
                 config.disable_chunked_mm_input,
             )
             features.append(Images(limits))
+        times = self.case.step_time
         if config.kv_offloading_blocks:
-            times = self.case.step_time
             threshold = config.store_threshold
             host = HostTier(config.kv_offloading_blocks, write_through=True, threshold=threshold)
             blocks.tier = host
             options["load_time"] = lambda count: count * times.load_block_ns
             options["store_time"] = lambda count: count * times.store_block_ns
-            kinds = Offloading, AsyncOffloading
-            if config.speculative_config is not None:
-                kinds = HostDrafts, AsyncHostDrafts
-        kind = kinds[config.async_scheduling]
-        if self._stages > 1:
-            kind = PipelineDrafts if config.speculative_config else PipelineScheduler
-            options |= {"pipeline_parallel_size": self._stages}
-            options |= {"async_scheduling": config.async_scheduling}
+        kind = Speculative if isinstance(blocks, SlotCounter) else self._choose_kind()
         made: Recorded = recorded(kind)(
             blocks,
             limits=Limits(**options),
@@ -374,16 +366,15 @@ class Replay:
         retention: int | None,
         options: dict[str, Any],
         features: list[Feature],
-    ) -> tuple[Any, tuple[type[SchedulerBase], ...]]:
-        """Make blocks, and say what schedules with them in step and, where it can, ahead."""
-        config, drafts, kinds = self.case.config, None, self.schedulers
+    ) -> Any:
+        """Make blocks."""
+        config, drafts = self.case.config, None
         caching, windows = config.enable_prefix_caching, config.kv_cache_groups
         if config.speculative_config is not None:
             options["speculation"] = drafts = config.speculative_config.settings()
-            kinds = DraftWalk, AsyncDraftWalk
         if MAMBA in windows:
             features.append(States())
-            states = StateManager(
+            return StateManager(
                 *size,
                 prefix_caching=caching,
                 states=[window == MAMBA for window in windows],
@@ -392,10 +383,9 @@ class Replay:
                 prefix_cache_retention_interval=retention,
                 prefix_match_unit=config.prefix_match_unit,
             )
-            return states, kinds
         if any(windows):
             lengths = [window for window in windows if isinstance(window, int)]
-            hybrid = (DraftHybridBlocks if drafts else RecordedHybrid)(
+            return (DraftHybridBlocks if drafts else RecordedHybrid)(
                 *size,
                 prefix_caching=caching,
                 windows=lengths,
@@ -403,16 +393,31 @@ class Replay:
                 max_model_len=config.max_model_len,
                 prefix_cache_retention_interval=retention,
             )
-            return hybrid, kinds
         if drafts is None:
-            plain = RecordedManager(*size, prefix_caching=True)
-            return plain if caching else RecordedCounter(*size), kinds
+            return RecordedManager(*size, True) if caching else RecordedCounter(*size)
         varies = drafts.num_speculative_tokens_per_batch_size is not None
-        if caching or config.async_scheduling or varies:
-            return DraftBlocks(*size, prefix_caching=caching), kinds
+        if caching or config.async_scheduling or varies or config.kv_role:
+            return DraftBlocks(*size, prefix_caching=caching)
         ahead, longest = drafts.lookahead, config.max_model_len
-        slots = SlotCounter(*size, lookahead=ahead, max_model_len=longest)
-        return slots, (Speculative,)
+        return SlotCounter(*size, lookahead=ahead, max_model_len=longest)
+
+    def _choose_kind(self) -> type[SchedulerBase]:
+        """Say what schedules, with drafts or without, in step or ahead."""
+        config, ahead = self.case.config, self.case.config.async_scheduling
+        drafted: type[Speculative] = (DraftWalk, AsyncDraftWalk)[ahead]
+        plain = self.schedulers[ahead]
+        if config.kv_offloading_blocks:
+            plain, drafted = (
+                (Offloading, AsyncOffloading)[ahead],
+                (HostDrafts, AsyncHostDrafts)[ahead],
+            )
+        if self._stages > 1:
+            plain, drafted = PipelineScheduler, PipelineDrafts
+        if config.kv_role:
+            plain, drafted = (Consumer, AsyncConsumer)[ahead], KINDS[config.kv_role][ahead]
+        kind: type[SchedulerBase] = drafted if config.speculative_config else plain
+        own = {"pull_time": self.case.step_time.load_block_ns}
+        return type("Pulling", (Pulling, kind), own) if config.kv_role else kind
 
     def _arrive(self, alarm: simpy.Event) -> None:
         arrivals = self._arrivals

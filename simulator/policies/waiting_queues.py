@@ -372,36 +372,36 @@ class FrontQueue:
     """A waiting queue before which some stand, whatever its order: those given to `push`."""
 
     def __init__(self, others: WaitingQueue) -> None:
-        self._others = others
+        self.others = others
         self.moves = others.moves
-        self._front: list[tuple[int, Request]] = []  # a heap; no two have the same number
+        self.front: list[tuple[int, Request]] = []  # a heap; no two have the same number
 
     def __len__(self) -> int:
-        return len(self._front) + len(self._others)
+        return len(self.front) + len(self.others)
 
     def push(self, number: int, request: Request) -> None:
         """Put a request before the others; the smallest number is first."""
-        heappush(self._front, (number, request))
+        heappush(self.front, (number, request))
 
     def add(self, request: Request) -> bool:
-        return self._others.add(request)
+        return self.others.add(request)
 
     def put_back(self, request: Request) -> None:
-        self._others.put_back(request)
+        self.others.put_back(request)
 
     def head(self) -> Request:
-        return self._front[0][1] if self._front else self._others.head()
+        return self.front[0][1] if self.front else self.others.head()
 
     def take(self) -> Request:
-        return heappop(self._front)[1] if self._front else self._others.take()
+        return heappop(self.front)[1] if self.front else self.others.take()
 
     def remove(self, request: Request) -> None:
-        rest = [entry for entry in self._front if entry[1] is not request]
-        if len(rest) == len(self._front):
-            self._others.remove(request)
+        rest = [entry for entry in self.front if entry[1] is not request]
+        if len(rest) == len(self.front):
+            self.others.remove(request)
         else:
             heapify(rest)
-            self._front = rest
+            self.front = rest
 
 
 class SwappedFirst(FrontQueue):
@@ -418,13 +418,13 @@ class SwappedFirst(FrontQueue):
 
     def add(self, request: Request) -> bool:
         # A queue that settles wants to before the next step, whoever stands before it.
-        return self._others.add(request) and (self._settles or not self._front)
+        return self.others.add(request) and (self._settles or not self.front)
 
     def put_back(self, request: Request) -> None:
         if request.swapped:
             self.push(next(self._preempted), request)
         else:
-            self._others.put_back(request)
+            self.others.put_back(request)
 
 
 WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)

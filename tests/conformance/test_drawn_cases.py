@@ -43,16 +43,12 @@ KINDS = [
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
     ("stages", 60, 4400, "--stages --stops"),  # pipelines: batches in flight, in step or ahead
     ("draft-stages", 60, 3500, "--stages --drafts --stops"),
+    ("draft-consumer", 60, 2400, "--consumer --drafts --stops"),  # KV from elsewhere, NIXL
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
 NEWEST_ALONE = (
-    "drawn",
-    "windows",
-    "draft-windows",
-    "draft-sizes",
-    "stages",
-    "draft-stages",
-    "units",
+    *("drawn", "windows", "draft-windows", "draft-sizes", "units"),
+    *("stages", "draft-stages", "draft-consumer"),
 )
 """Kinds that were recorded from 0.33 alone."""
 

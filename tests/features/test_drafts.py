@@ -1,10 +1,13 @@
 """Drafts as a feature: their own scheduler, and their place among the costs of a step."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.features.drafts.cost import DraftedCost
 from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, SpeculativeSgLang
+from simulator.features.drafts.roles import KINDS
 from simulator.features.drafts.walk import (
     AsyncDraftWalk,
     AsyncHostDrafts,
@@ -58,12 +61,31 @@ def test_on_pipeline_stages_drafts_are_verified_ahead_alone() -> None:
     scenario = {"engine": engine, "gpu": {"count": 2}}
     assert type(make_scheduler(resolve(load_scenario(scenario)), True)) is PipelineDrafts
     engine["async_scheduling"] = False
-    with pytest.raises(HeadwayError, match="beside drafts needs async_scheduling: true; vLLM"):
+    with pytest.raises(
+        HeadwayError, match="beside drafts needs async_scheduling: true; vLLM stops"
+    ):
         resolve(load_scenario(scenario))
     del engine["async_scheduling"]
     engine["version"] = "0.32.0"
     with pytest.raises(HeadwayError, match=r"beside drafts needs the rules of vLLM 0\.33 or later"):
         resolve(load_scenario(scenario))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_drafts_beside_roles(overlaps: bool) -> None:
+    groups = {"p": {"kv_role": "kv_producer"}, "d": {"kv_role": "kv_consumer"}}
+    engine = {"speculative_config": DRAFTS, "async_scheduling": overlaps}
+    cluster = {"kv_transfer": {"bandwidth": 50}, "groups": groups}
+    spec = resolve(load_scenario({"engine": engine, "cluster": cluster}))
+    for role, kinds in KINDS.items():
+        made = make_scheduler(replace(spec, role=role), True)
+        assert type(made) is kinds[overlaps]
+    engine["version"] = "0.32.0"
+    with pytest.raises(HeadwayError, match=r"kv_role: beside drafts needs the rules of vLLM 0\.33"):
+        load_scenario({"engine": engine, "cluster": cluster})
+    engine |= {"version": "0.33.0", "async_scheduling": False, "enable_prefix_caching": False}
+    with pytest.raises(HeadwayError, match="needs async_scheduling or enable_prefix_caching"):
+        load_scenario({"engine": engine, "cluster": cluster})
 
 
 def test_a_window_in_stages_needs_one_table_for_all_layers() -> None:

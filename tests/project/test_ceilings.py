@@ -47,6 +47,7 @@ GRANTS = {
         0,
     ),
     "prefix_match_unit as 0.33 uses it": (60, 80, 1, 0),
+    "drafts beside prefill and decode roles": (40, 160, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
 FEATURES = {

@@ -160,3 +160,22 @@ def test_on_pipeline_stages_patience_and_failures_leave_nothing_behind(write) ->
     assert len(reasons) == 300
     assert {*reasons} == {"stop", "timeout"}
     assert (made.requests["output_tokens"][reasons == "stop"] == 101).all()
+
+
+def test_a_consumer_verifies_drafts_from_its_second_step_on(write) -> None:
+    """Few blocks, impatient clients and failures: each request ends once, with all its tokens."""
+    groups = "{p: {kv_role: kv_producer}, d: {kv_role: kv_consumer, replicas: 2}}"
+    text = SCENARIO.replace("enable_prefix_caching: false", "enable_prefix_caching: true")
+    path = write(text + f"cluster: {{kv_transfer: {{bandwidth: 50}}, groups: {groups}}}\n")
+    few = ["engine.num_gpu_blocks_override=64", "engine.max_model_len=400"]
+    calm = run(load_scenario(path, few))
+    assert calm.summary()["total_output_tokens"] == 300 * 101
+    assert calm.requests["preemptions"].sum() > 0
+    producer, *consumers = calm.logs
+    assert not len(producer.drafts)
+    drafts = np.concatenate([log.drafts for log in consumers])
+    assert drafts["accepted"].sum() > 300 * 40
+    trouble = ["cluster.failures={mtbf: 6, mttr: 1}", "cluster.client={timeout: 1}"]
+    reasons = run(load_scenario(path, few + trouble)).requests["finish_reason"]
+    assert len(reasons) == 300
+    assert {*reasons} == {"stop", "timeout"}

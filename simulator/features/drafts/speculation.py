@@ -18,7 +18,7 @@ from simulator.schedulers.feature import ORDERING, Conflict, Feature, Need
 from simulator.schedulers.vllm.rules import write_release
 from simulator.util.errors import ScenarioError
 
-BESIDE_HOST_SINCE, BESIDE_STAGES_SINCE = (0, 32, 0), (0, 33, 0)
+BESIDE_HOST_SINCE, BESIDE_OTHERS_SINCE = (0, 32, 0), (0, 33, 0)
 
 
 class Speculation(Feature):
@@ -97,25 +97,46 @@ def _with_drafts(spec: Any, drafts: SpeculativeConfig) -> type[Any]:
     if spec.keeps_window and drafts.reads_next > hashed and engine.enable_prefix_caching:
         what = f"{drafts.method} with a window has a prefix cache from vLLM 0.33 on"
         raise ScenarioError("engine.enable_prefix_caching", f"must be false: {what}")
+    if (own := _beside_others(spec)) is not None:
+        return own
     if not engine.drafts_ahead:
         from simulator.features.drafts.as_sums import Speculative
 
         return Speculative
     from simulator.features.drafts import walk as kinds
 
-    if engine.pipeline_parallel_size > 1:
-        at = "engine.pipeline_parallel_size"
-        if not engine.follows_vllm or spec.release < BESIDE_STAGES_SINCE:
-            since = write_release(BESIDE_STAGES_SINCE[:2])
-            raise ScenarioError(at, f"beside drafts needs the rules of vLLM {since} or later")
-        if not engine.async_scheduling:
-            what = "beside drafts needs async_scheduling: true; vLLM 0.33 stops without it (52071)"
-            raise ScenarioError(at, what)
-        return kinds.PipelineDrafts
     if engine.kv_offloading_size is None:
         return kinds.AsyncDraftWalk if engine.async_scheduling else kinds.DraftWalk
     _check_beside_host(spec, drafts)
     return kinds.AsyncHostDrafts if engine.async_scheduling else kinds.HostDrafts
+
+
+def _beside_others(spec: Any) -> type[Any] | None:
+    """Return what verifies drafts on pipeline stages, or beside a kv_role; None: there are none.
+
+    ValueError says what either needs.
+    """
+    from simulator.features.drafts import roles, walk
+
+    engine, role, stages = spec.engine, spec.role, spec.engine.pipeline_parallel_size > 1
+    if not stages and role not in roles.KINDS:
+        return None
+    since = write_release(BESIDE_OTHERS_SINCE[:2])
+    follows = engine.follows_vllm and spec.release >= BESIDE_OTHERS_SINCE
+    for met, what in (
+        (follows, f"the rules of vLLM {since} or later"),
+        (
+            engine.async_scheduling or not stages,
+            "async_scheduling: true; vLLM stops without (52071)",
+        ),
+        (engine.drafts_ahead, "async_scheduling or enable_prefix_caching: true"),
+    ):
+        if not met:
+            at = "pipeline_parallel_size" if stages else "kv_role"
+            raise ScenarioError(f"engine.{at}", f"beside drafts needs {what}")
+    if stages:
+        return walk.PipelineDrafts
+    return roles.KINDS[role][int(engine.async_scheduling)]
 
 
 def _check_beside_host(spec: Any, drafts: SpeculativeConfig) -> None:

@@ -222,7 +222,7 @@ class DraftWalk(Speculative):
         for request in self.running:
             said = self._drafted[request].said
             tokens += min(request.computed, request.prompt_tokens + max(said - 1, 0))
-        return self.blocks.in_use(tokens)
+        return self.blocks.in_use(tokens + self.kept_tokens)
 
 
 class AsyncDraftWalk(DraftWalk):
@@ -274,27 +274,28 @@ class PipelineDrafts(Pipelined, AsyncDraftWalk):
         return over
 
 
-class HostDrafts(Offloading, DraftWalk):
-    """Verifies drafts, with blocks of the prefix cache in host memory.
+class Connected(DraftWalk):
+    """With a KV connector, as vLLM 0.32 and 0.33.
 
-    What differs from either alone is as in vLLM 0.32 and 0.33:
-
-    - With an OffloadingConnector a block's hash covers its own tokens alone
-      (`num_hash_lookahead_tokens`), so under EAGLE and MTP the last block that a prompt finds is
-      not used.
-    - A request that loads takes no slots ahead (`limit_lookahead_tokens`). It leaves free, for
-      itself and for each prompt under way, what 1 + k tokens and the slots ahead take beyond the
-      prompt (`_spec_decode_step_blocks`, `_request_remaining_blocks`), also beyond `max_model_len`.
+    A block's hash covers its own tokens alone (`num_hash_lookahead_tokens`), so under EAGLE and MTP
+    the last block that a prompt finds is not used. A request that loads takes no slots ahead
+    (`limit_lookahead_tokens`). It leaves free, for itself and for each prompt under way, what 1 + k
+    tokens and the slots ahead take beyond the prompt (`_spec_decode_step_blocks`,
+    `_request_remaining_blocks`), also beyond `max_model_len`.
     """
-
-    traits = replace(Offloading.traits, counts_ahead=False)
-    blocks: DraftBlocks  # type: ignore[assignment]
 
     def __init__(self, blocks: DraftBlocks, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         blocks.hashes_beyond = 0
         blocks.drops_last = self.speculation.reads_next
         self.beyond = 1 + self.most_drafts + self.speculation.lookahead
+
+
+class HostDrafts(Offloading, Connected):
+    """Verifies drafts, with blocks of the prefix cache in host memory."""
+
+    traits = replace(Offloading.traits, counts_ahead=False)
+    blocks: DraftBlocks  # type: ignore[assignment]
 
     def _take_up(self, step: Step, request: Request, budget: int) -> int:
         self._start = min(request.computed, request.known - 1)

@@ -311,7 +311,7 @@ def start_vllm(
     retention: int | None = None,
     unit: int | None = None,
     checkpoints: int = 0,
-    offloading: Mapping[str, int] | None = None,
+    kv_transfer: Mapping[str, Any] | None = None,
     drafts: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
@@ -319,8 +319,8 @@ def start_vllm(
     `windows` has one for each of its KV cache groups, in tokens; 0: full attention, MAMBA:
     states. `max_loras` is vLLM's; 0: no adapters. `retention` is its
     prefix_cache_retention_interval, `unit` its prefix_match_unit, `checkpoints` the
-    prefill_checkpoint_alignment of states that have a checkpoint block. `offloading` is the extra
-    configuration of an OffloadingConnector, `drafts` has `method` and `num_speculative_tokens`.
+    prefill_checkpoint_alignment of states that have a checkpoint block. `kv_transfer` is its
+    configuration of a connector, `drafts` has `method` and `num_speculative_tokens`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
@@ -339,12 +339,8 @@ def start_vllm(
         asked |= {"enable_lora": True, "max_loras": max_loras}
     if retention is not None:
         asked["prefix_cache_retention_interval"] = retention
-    if offloading:
-        asked["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config=dict(offloading),
-        )
+    if kv_transfer:
+        asked["kv_transfer_config"] = KVTransferConfig(**kv_transfer)
     if drafts:
         asked["speculative_config"] = {name: value for name, value in drafts.items() if value}
     config = _derive(asked)

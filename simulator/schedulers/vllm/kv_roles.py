@@ -11,13 +11,14 @@ here: only one transfer is made for a request. So it is where the producer has l
 asynchronous scheduling it may preempt a request whose token is on its way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import FrontQueue
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.connector import Loading
 from simulator.schedulers.vllm.scheduler import Options, Scheduler
 
 TO_PULL, ARRIVED, LOST, ABSENT = 1, 2, 3, 4  # states of `Request.remote`
@@ -59,7 +60,7 @@ class AsyncProducer(Producer, AsyncScheduler):
     """A producer that schedules asynchronously."""
 
 
-class Consumer(Scheduler):
+class Consumer(Loading):
     """Decodes requests whose prompts were computed elsewhere.
 
     `on_ask(request, found)` is called when a request has its blocks, of which `found` were in the
@@ -79,8 +80,7 @@ class Consumer(Scheduler):
         self.on_admit: Callable[[Request, float], None] | None = None
         self.max_local = 0  # tokens of a prompt that it computes itself, at most
         self.waiting: FrontQueue = FrontQueue(self.waiting)
-        self.loading: dict[Request, int] = {}  # by the order in which they asked
-        self._asked = 0
+        self._asked = 0  # requests in `loading`, by the order in which they asked
         self._cancelled: set[Request] = set()  # of the loading: blocks go when the copy is over
         self._to_free: list[Request] = []  # blocks to be freed before the next step
 
@@ -96,7 +96,7 @@ class Consumer(Scheduler):
     def schedule(self, now: float) -> Step:
         # Between two steps: a leap takes its blocks when it is over.
         for request in self._to_free:
-            self._drop(request)
+            self._let_go(request)
         self._to_free.clear()
         return super().schedule(now)
 
@@ -106,18 +106,12 @@ class Consumer(Scheduler):
         What has its blocks is not asked for more: it runs though the watermark be reached.
         """
         if request.remote == ARRIVED:
-            self.waiting.take()
-            request.remote = 0
-            self.kept_tokens -= request.computed
-            self.blocks.publish(request)
-            self.start(request)
-            step.add_single(request, request.computed - 1)
-            return budget - 1
+            return self._take_up(step, request, budget)
         hits = self.blocks.match(request)
         if request.known - len(hits) * self.blocks.block_size <= self.max_local:
             request.remote = 0
             return budget
-        if self.lacks_blocks(request, hits, request.known):
+        if self._lacks_room(step, request, hits):
             return 0
         self.waiting.take()
         self.admission.reserve(request)
@@ -129,6 +123,20 @@ class Consumer(Scheduler):
         if self.on_ask is not None:
             self.on_ask(request, len(hits))
         return budget
+
+    def _take_up(self, step: Step, request: Request, budget: int) -> int:
+        """Admit the head, whose KV is there; return the tokens left, 0 if it must wait."""
+        self.waiting.take()
+        request.remote = 0
+        self.kept_tokens -= request.computed
+        self.blocks.publish(request)
+        self.start(request)
+        step.add_single(request, request.computed - 1)
+        return budget - 1
+
+    def _lacks_room(self, step: Step, request: Request, hits: Sequence[int]) -> bool:
+        """Say whether there is no room for a prompt that comes from elsewhere."""
+        return self.lacks_blocks(request, hits, request.known)
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -158,13 +166,9 @@ class Consumer(Scheduler):
             self._cancelled.add(request)
         elif request.remote == ARRIVED:
             self.waiting.remove(request)
-            self._drop(request)
+            self._let_go(request)
         elif request.remote != LOST:
             super().cancel(request)
-
-    def _drop(self, request: Request) -> None:
-        self.kept_tokens -= request.computed
-        self.blocks.release(request)
 
     def wanted(self) -> list[Request]:
         """List the requests whose KV is on its way and that have not been cancelled."""

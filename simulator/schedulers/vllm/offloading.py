@@ -20,15 +20,16 @@ may be handed on while they are being stored, for which vLLM waits, is left out.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
-from simulator.core.request import Chunk, Load, Request, Step
+from simulator.core.request import Load, Request, Step
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.waiting_queues import Fifo, KeyQueue, WaitingQueue
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import Options, Scheduler
+from simulator.schedulers.vllm.connector import DefersFrees, Loading
+from simulator.schedulers.vllm.scheduler import Options
 
 TO_ASK = 1  # in `Request.remote`: the host is asked when its turn comes
 
@@ -60,7 +61,7 @@ class HoldersFirst:
         (self.holders if request in self.holding else self.others).remove(request)
 
 
-class Offloading(Scheduler):
+class Offloading(Loading):
     """Decides what each step computes, with blocks of the prefix cache in host memory.
 
     The blocks' tier is the host. `load_time` and `store_time` say how long so many blocks take.
@@ -70,7 +71,6 @@ class Offloading(Scheduler):
     blocks: BlockManager
     tier: HostTier
     waiting: HoldersFirst
-    beyond = 0  # tokens for which those amid their prompts have blocks left to them beside these
 
     def __init__(self, blocks: BlockManager, **options: Unpack[Options]) -> None:
         tier = blocks.tier
@@ -100,12 +100,10 @@ class Offloading(Scheduler):
         self._ages: dict[Request, int] = {}  # of those, where a request's blocks have one age
         self._lacking: set[Request] = set()  # for whom there was no room
         self._loaded: dict[Request, int] = {}  # blocks, of those who hold them
-        self._prefilling: list[Request] = []
         self._ended: list[Request] = []  # since the last step was decided
         self._orphans: list[tuple[float, Request]] = []  # cancelled while they were loaded
         self._passed_over: list[Request] = []
         self._asked: list[Request] = []
-        self._cap = 0
         self._unheard = False  # an empty step's outcome is still to be looked at
 
     @property
@@ -160,7 +158,6 @@ class Offloading(Scheduler):
     # Waiting requests.
 
     def admit(self, step: Step, budget: int, cap: int) -> None:
-        self._cap = cap
         super().admit(step, budget, cap)
         self._deferred.update(self._passed_over)
         for request in reversed(self._passed_over):
@@ -218,12 +215,7 @@ class Offloading(Scheduler):
         blocks, admission, running = self.blocks, self.admission, len(self.running)
         if admission.lacking(request, hits, tokens, running):
             return True
-        others = dict.fromkeys((*self.waiting.holding, *self._prefilling))
-        chunked = (chunk.request for chunk in step.prefills if chunk.request.pending > 0)
-        others.update(dict.fromkeys(chunked))
-        lacked = (self._whole(one, one.known + self.beyond) for one in others if one.computed)
-        spare = sum(lacked) + -(-self.beyond // blocks.block_size)
-        spare += admission.watermark_blocks if running else 0
+        spare = self._left_to_others(step, self.waiting.holding)
         return blocks.missing(tokens, hits) + spare > blocks.free
 
     def _load(self, step: Step, request: Request, hits: Sequence[int], count: int) -> bool:
@@ -249,41 +241,18 @@ class Offloading(Scheduler):
         return True
 
     def _take_up(self, step: Step, request: Request, budget: int) -> int:
-        """Admit the head, whose blocks are there; return the tokens left, 0 if it must wait."""
-        blocks, interval, known = self.blocks, self.prefill_interval, request.known
-        start = min(request.computed, known - 1)
-        if interval is not None and interval.refuses(request, start):
-            return 0
-        tokens = self.chunk(min(known - start, self._cap), budget - self.draft_slots)
-        whole = known if self.admission.whole_prompt else start + tokens
-        spare = self.admission.watermark_blocks if self.running else 0
-        needed = max(blocks.taken(request, start + tokens), self._whole(request, whole))
-        if not tokens or needed + spare > blocks.free:
-            return 0
-        self.waiting.take()
+        start = min(request.computed, request.known - 1)
+        left = super()._take_up(step, request, budget)
+        if request not in self.running:
+            return left
         del self.waiting.holding[request]
-        request.remote = 0
-        self._prefilling.append(request)  # until the step is decided
-        self.kept_tokens -= request.computed
-        request.computed = start
-        self.start(request)
-        self.admission.reserve(request)
-        blocks.extend(request, start + tokens)
         if request.preemptions == 0:
             request.cached = start
         else:
             self.running.resume(request, self.now, start)
-        step.prefills.append(Chunk(request, start, tokens))
         load = Load(request, self._loaded.pop(request), request.preemptions == 0, beside=True)
         step.add_copies().loads.append(load)
-        if interval is not None:
-            interval.scheduled(request, start < known - 1)
-        return budget - tokens - self.draft_slots
-
-    def _whole(self, request: Request, tokens: int) -> int:
-        """Count the blocks that a request lacks for so many tokens, drafts left out."""
-        assert request.blocks is not None
-        return max(-(-tokens // self.blocks.block_size) - len(request.blocks), 0)
+        return left
 
     # What goes to the host.
 
@@ -357,59 +326,12 @@ class Offloading(Scheduler):
         else:
             self._orphans.append((when, request))
 
-    def _let_go(self, request: Request) -> None:
-        self.kept_tokens -= request.computed
-        self.blocks.release(request)
-
     def horizon(self, step: Step) -> int:
         return 1 if self._lacking else super().horizon(step)
 
 
-class Ahead(Offloading):
-    """The same, with two batches in flight.
-
-    With a connector, blocks are free when nobody writes to them any more (`defer_block_free`). So
-    whom the batch in flight computes is not preempted: the step goes without those whose blocks
-    lack. Who ends meanwhile, by a stop token, keeps its blocks until that batch is over.
-    """
-
-    in_flight: deque[Any]  # of who schedules ahead
-
-    def __init__(self, blocks: BlockManager, **options: Unpack[Options]) -> None:
-        super().__init__(blocks, **options)
-        self._last: tuple[int, set[Request]] = 0, set()  # admissions by then, whom it left out
-        self._writing: list[Request] = []  # who have ended and are being computed
-
-    def _annotate(self, step: Step) -> None:
-        super()._annotate(step)
-        if step.decodes or step.prefills:
-            chunks = {chunk.request for chunk in (*step.prefills, *(step.singles or ()))}
-            left_out = {one for one in self.running.partial if one not in chunks}
-            left_out.update(getattr(self.running, "leaving", ()))
-            self._last = self.running.admissions, left_out
-
-    def _is_computed(self, request: Request) -> bool:
-        """Say whether the batch in flight computes a running request."""
-        admissions, left_out = self._last
-        return bool(self.in_flight) and request.admission < admissions and request not in left_out
-
-    def spares_victim(self) -> bool:
-        return self._is_computed(
-            self.running.last() if self.victim is None else self.victim(self.running)
-        )
-
-    def free_blocks(self, request: Request) -> None:
-        if self._is_computed(request):
-            self._writing.append(request)
-            self.kept_tokens += request.computed
-        else:
-            super().free_blocks(request)
-
-    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
-        for request in self._writing:
-            self._let_go(request)
-        self._writing.clear()
-        return super().commit(step, ends)
+class Ahead(DefersFrees, Offloading):
+    """The same, with two batches in flight."""
 
 
 class AsyncOffloading(Ahead, AsyncScheduler):

@@ -85,28 +85,19 @@ class PipelineScheduler(Pipelined):
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass and count what it will bring."""
-        self.now = now
-        self.preempted = 0
         self.current_step += 1
-        if self.settle_queue is not None:
-            self.settle_queue(now)
-        interval, step = self.prefill_interval, Step([])
-        if interval is not None:
-            interval.begin(self.running)
-        cap = self.chunk_cap()
-        budget = self._schedule_running(step, cap)
-        if budget and not self.preempted and self.waiting:
-            self.admit(step, budget, cap)
+        if not self.running:  # nobody is left of those who got ready
+            self._ready.clear()
+            self._eligible.pop(self.current_step, None)
+        step = super().schedule(now)
         if step.decodes or step.prefills:
             self._send(step)
-            if self.tracks_longest and step.decodes:
-                step.longest = self.decodes.longest_in(step)
-        if interval is not None:
-            waits = len(self.waiting) > len(self._deferred)
-            interval.end(bool(step.decodes or step.prefills), not self.preempted, waits)
         return step
 
-    def _schedule_running(self, step: Step, cap: int) -> int:
+    def plan(self, cap: int) -> list[tuple[Request, int]] | None:
+        return None
+
+    def _walk(self, step: Step, cap: int) -> int:
         """Go through those who are ready, in the order of the running list; return tokens left."""
         budget, interval = self.max_num_scheduled_tokens, self.prefill_interval
         ready = self._ready

@@ -95,6 +95,7 @@ class Scheduler(SchedulerBase):
         self._keeps_places = any(feature.passes_over for feature in features)
         self.fetches = self._expect_tiers()
         self.displacing = False  # a waiting request may take the place of one that runs
+        self.loading: dict[Request, int] = {}  # whose KV is on its way, in no queue
         self.draft_slots = 0  # tokens of the budget that a request takes beside its own
 
     def _start_queue(self, policy: Policy | None, *, swaps: bool) -> None:
@@ -200,7 +201,7 @@ class Scheduler(SchedulerBase):
     def chunk_cap(self) -> int:
         """Return the tokens that one request may compute in this step."""
         threshold = self.long_prefill_token_threshold
-        present = len(self.running) + len(self.waiting)
+        present = len(self.running) + len(self.waiting) + len(self.loading)
         if not threshold or present < (2 if self.rules.lifts_cap_for_one else 1):
             return self.max_num_batched_tokens
         if self.long_prefill_token_threshold_adaptive:
