@@ -130,7 +130,6 @@ def _scrape(path: Path, text: str) -> Series:
         name = OLD_NAMES.get(match[1], match[1])
         time = float(match[4]) if match[4] else 0.0
         found.setdefault((name, labels), []).append((time, float(match[3])))
-    _check_vllm(path, found)
     return found
 
 
@@ -159,7 +158,6 @@ def _matrix(path: Path, text: str) -> Series:
         if old and points and min(old) <= max(points) and min(points) <= max(old):
             labels = tuple(sorted(metric.items()))  # a server beside it, not a later start of it
         found.setdefault((name, labels), []).extend(points)
-    _check_vllm(path, found)
     return found
 
 
@@ -204,6 +202,7 @@ def as_vllm(metrics: Metrics) -> Metrics:
 
 def _of_model(path: Path, found: Series, model: str | None) -> Series:
     """Keep the series of one model."""
+    _check_vllm(path, found)
     models = model_names(found)
     if model is not None and model not in models:
         there = f"there is {', '.join(models)}" if models else "it names none"

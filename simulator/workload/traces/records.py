@@ -279,14 +279,8 @@ class Records:
             least: float = 0 if field in fields.NEEDED else -1
             least = -cells.LARGEST if field in fields.PRIORITY else least
             what = cells.WHOLE + " (tokens)" * (field in ("prompt", "output", "max_tokens"))
-            found = cells.counts(values, tell, least, what)  # -1: where Parquet has no cell
-            for k, value in enumerate(values if self.dotted else ()):
-                if (
-                    found[k] < cells.LARGEST
-                    and isinstance(value, str)
-                    and cells.THOUSANDS.fullmatch(value.strip())
-                ):
-                    tell(k, f"{value!r}: its dot may mark thousands; write it without one")
+            # A least of -1: where Parquet has no cell.
+            found = cells.counts(values, tell, least, what, dotted=self.dotted)
             if field in fields.NEEDED and (found == cells.LARGEST).any():
                 _need(values, f"is not {what}", tell)
             found[found == cells.LARGEST] = untold

@@ -35,28 +35,37 @@ DATED = re.compile(r"\s*(\d+[-/.]\d+[-/.]\d|\d+:\d\d|[A-Z][a-z]{2},? )")
 THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 
 
-def counts(values: Sequence[object], tell: Tell, least: float = 0.0, what: str = WHOLE) -> Ints:
-    """Return whole numbers, LARGEST where nothing is told: also of `12.0`, which tables make."""
+def counts(
+    values: Sequence[object], tell: Tell, least: float, what: str, *, dotted: bool = False
+) -> Ints:
+    """Return whole numbers, LARGEST where nothing is told: also of `12.0`, which tables make.
+
+    `dotted`: dots may mark thousands, so that one before three digits is told.
+    """
     if (plain := as_whole(values)) is not None and plain.max() < LARGEST:
         return plain
     found = numbers(values, tell, what)
     whole = np.isfinite(found) & (found == np.floor(found)) & (np.abs(found) < LARGEST)
-    for k in np.flatnonzero(~(whole & (found >= least)) & ~np.isnan(found)).tolist():
-        less = "is negative" if whole[k] and found[k] < least else f"is not {what}"
-        dotted = ": its dot may mark thousands; write it without one"
-        less += dotted * bool(THOUSANDS.fullmatch(str(values[k])))
-        tell(k, f"{short_repr(values[k])} {less}")
+    marked = [dotted and _marks_thousands(value) for value in values]
+    good = whole & (found >= least) & ~np.array(marked, np.bool_)
+    for k in np.flatnonzero(~good & ~np.isnan(found)).tolist():
+        less = "" if whole[k] else f" is not {what}"
+        less = " is negative" if whole[k] and found[k] < least else less
+        why = ": its dot may mark thousands; write it without one"
+        tell(k, f"{short_repr(values[k])}{less}{why * _marks_thousands(values[k])}")
     return np.where(whole, found, LARGEST).astype(np.int64)
+
+
+def _marks_thousands(value: object) -> bool:
+    return bool(THOUSANDS.fullmatch(str(value).strip()))
 
 
 def numbers(values: Sequence[object], tell: Tell, what: str = "a number such as 1.5") -> Floats:
     """Return numbers, NaN for none."""
     kinds = {*map(type, values)}
-    try:
+    with suppress(ValueError, OverflowError):
         if kinds <= {int, float} or (kinds == {str} and PLAIN.issuperset("".join(values))):  # type: ignore[arg-type]
             return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        pass
     return np.array([_number(k, value, tell, what) for k, value in enumerate(values)], np.float64)
 
 
@@ -71,10 +80,8 @@ def _number(k: int, value: object, tell: Tell, what: str) -> float:
     elif value is None:
         return nan
     if not isinstance(plain, bool) and isinstance(plain, int | float | str):
-        try:
+        with suppress(ValueError, OverflowError):
             return float(plain)
-        except (ValueError, OverflowError):
-            pass
     comma = isinstance(value, str) and re.search(r"\d,\d", value)
     why = ": its comma may mark thousands or decimals; write it without one" if comma else ""
     tell(k, f"{short_repr(value)} is not {what}{why}")

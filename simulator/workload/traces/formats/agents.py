@@ -103,7 +103,8 @@ class Recording:
         return session
 
     def infer_waits(self) -> None:
-        """Let each call wait for the answer that it must have had; put them in order of start."""
+        """Settle; let each call wait for the answer that it must have had, in order of start."""
+        self.settle()
         self.calls.sort(key=lambda call: call.start)
         children = defaultdict(list)
         for child, parent in self.parents.items():
@@ -217,7 +218,6 @@ def read_dynamo(path: Path, form: Format, lanes: int | None = None) -> Table:
             if parent and parent != call.session:
                 found.parents[call.session] = parent
         found.add(call, flat(record) | ({} if request.get("output_tokens") else NO_ANSWER))
-    found.settle()
     found.infer_waits()
     return found.linked(lanes)
 
@@ -250,7 +250,6 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
         blocks = sizes.setdefault(repr(size), HashBlocks(1))
         blocks.hear(row, size, "block_size")
         _add_play(found, row, number, blocks, relative=relative)
-    found.settle()
     found.infer_waits()
     return found.linked(lanes)
 
@@ -386,7 +385,6 @@ def read_copilot(path: Path, form: Format, lanes: int | None = None) -> Table:
                 else:
                     values |= NO_ANSWER
                 found.add(call, values)
-    found.settle()
     found.infer_waits()
     _share(found.calls)
     table = found.linked(lanes)

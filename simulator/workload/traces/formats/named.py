@@ -93,10 +93,7 @@ def _is_one(values: Mapping[str, object], needed: Sequence[str]) -> bool:
     return not values.keys().isdisjoint(needed) if needed else _are_of_request((*values,))
 
 
-@cache
-def _are_of_request(names: tuple[str, ...]) -> bool:
-    """As `has_requests`, of names that come again and again."""
-    return fields.has_requests(names)
+_are_of_request = cache(fields.has_requests)  # of names that come again and again
 
 
 def _once(problems: Problems, found: list[Item]) -> list[Item]:
