@@ -115,20 +115,21 @@ def renumbered(segments: list[Segments | None], place: Ints) -> list[Segments | 
     """
 
     def name(old: Hashable) -> Hashable:
-        if not _is_output(old):
+        if not is_output(old):
             return old
         new = int(place[old[1]])
         return ("out", new) if new >= 0 else ("gone", old[1])
 
     return [
         tuple([(name(old), count) for old, count in parts])
-        if parts and any(_is_output(old) for old, _ in parts)
+        if parts and any(is_output(old) for old, _ in parts)
         else parts
         for parts in segments
     ]
 
 
-def _is_output(name: Hashable) -> TypeGuard[tuple[str, int]]:
+def is_output(name: Hashable) -> TypeGuard[tuple[str, int]]:
+    """Return whether a run of a prompt is the answer to a request."""
     return isinstance(name, tuple) and len(name) == 2 and name[0] == "out"
 
 

@@ -33,6 +33,7 @@ GRANTS = {
     "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
     "traces, as a stranger read them": (120, 120, 0, 0),
     "traces, as a second stranger read them": (90, 120, 0, 0),
+    "traces, as a third stranger read them": (24, 24, 0, 0),
     "memory, as a stranger tried it": (88, 88, 0, 0),
     "drafts as SGLang launches them": (60, 80, 0, 0),
     "a unit or a meaning in every error about a number": (20, 20, 0, 0),

@@ -132,6 +132,8 @@ def test_requests_of_one_conversation_share_what_came_before(put):
     assert work.segments[2] == (first, (("out", 0), 5), (("in", 2, 15), 25))
     assert work.segments[3] == (first, (("out", 0), 2))
     assert said == [
+        "conversation_id: prompts that are no longer than what they are to begin with, and all of "
+        "it: 1",
         "conversation_id: requests that follow another's answer, and come at their recorded times "
         "all the same: 2",
     ]

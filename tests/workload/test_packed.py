@@ -123,7 +123,7 @@ def test_an_encoding_may_be_told(put, capsys, monkeypatch):
         (
             "arrival,prompt_tokens,output_tokens\n2126-03-30T02:00:00Z,5,3\n",
             {},
-            ":2: arrival: 4930509600000000000 is the year 2126",
+            ":2: arrival: 2126-03-30T02:00:00 is the year 2126",
         ),
         (
             PLAIN.format(1751328000000),

@@ -125,6 +125,20 @@ FEATURES = {
 
 
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+def test_turns_that_are_sent_at_once_keep_their_order(tmp_path):
+    """As answers of equal length end in one step: which turn came first is told by its TTFT."""
+    load = LOAD | {"sessions": {"turns": 5, "think_time": 0.0}, "request_rate": 60.0}
+    engine = {"name": "vllm", "max_num_seqs": 16}
+    load |= {"num_prompts": 200, "range_ratio": 0.8}
+    path, first = play(tmp_path, BASE | {"workload": load, "engine": engine})
+    again = {"workload": {"trace": {"path": str(path)}}, "engine": engine}
+    _, second = play(tmp_path, BASE | again)
+    assert first["sent"].duplicated().sum() == 52
+    one, other = (table["ttft"].sort_values().to_numpy() for table in (first, second))
+    assert np.allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
 def test_what_is_drawn(tmp_path):
     """Each feature, and most of the scenarios can be run."""
     drawn = [draw(tmp_path, seed) for seed in range(60)]

@@ -11,6 +11,8 @@ from simulator.workload.traces.read import read_measured
 from tests.workload.test_ledger import HEAD, told
 from tests.workload.test_vllm_log import log
 
+CONVERSATION = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,prefix=chat"
+
 
 def test_an_answer_longer_than_its_client_allows_is_told_in_mooncakes_words(put):
     row = {"timestamp": 0, "input_length": 9, "output_length": 50, "max_tokens": 20}
@@ -62,7 +64,7 @@ def test_a_slow_load_in_the_unit_of_a_format_is_doubted(put, form, head):
 
     slow = said(206)
     assert "one request in 206 s, if its times are seconds; " in slow[0]
-    assert slow[0].endswith("workload.trace.rate_scale: 1000 makes thousandths of them")
+    assert slow[0].endswith("workload.trace.rate_scale: 1000")
     assert not said(9)
 
 
@@ -108,6 +110,29 @@ def test_a_log_that_says_each_line_twice_has_each_request_once(put, form, apart)
     assert said[0] == "requests whose lines come again, left out: 3"
 
 
+def test_prompts_no_longer_than_the_conversation_before_them_are_told(put):
+    """As where each line has its turn alone."""
+    path = put(f"{HEAD},chat\n0,100,50,a\n1,90,5,a\n2,30,5,b\n3,60,5,b\n")
+    _, said = told(path, columns=CONVERSATION)
+    text = "prompts that are no longer than what they are to begin with, and all of it"
+    assert f"chat: {text}: 1" in said
+
+
+def test_a_prefix_longer_than_its_prompt_is_told(put):
+    _, said = told(put(f"{HEAD},prefix_group,prefix_tokens\n0,100,5,a,100\n1,90,5,a,100\n"))
+    text = "prompts that are no longer than what they are to begin with, and all of it"
+    assert said == [f"prefix_group: {text}: 1"]
+
+
+def test_requests_that_are_the_sum_of_others_are_told(put):
+    rows = "0,100,50,s,\n1,60,20,t,s\n2,40,30,u,s\n3,9,5,v,s9\n"
+    _, said = told(put(f"{HEAD},span_id,parent_id\n{rows}"))
+    text = "requests that are the sum of the requests that name them, played beside these"
+    assert f"parent_id: {text}: 1" in said
+    _, said = told(put(f"{HEAD},span_id,parent_id\n0,9,5,,\n1,9,5,a,b\n"))
+    assert not [one for one in said if text in one]
+
+
 def test_scrapes_of_two_engines_are_of_two_servers(put):
     first = put("vllm:prompt_tokens_total 1\n", "a.txt")
     (later := first.with_name("b.txt")).write_text("sglang:prompt_tokens_total 9\n")
@@ -145,6 +170,20 @@ def test_words_without_an_error_are_no_error(put):
     assert len(said) == 1
 
 
+def test_a_rush_is_asked_about_by_the_name_of_its_column(put):
+    """In a unit that would be slower; dates have their unit."""
+    path = put("t,isl,osl\n" + "".join(f"{k / 1e3},9,5\n" for k in range(4)))
+    said = told(path, columns="arrival=t,prompt=isl,output=osl")[1]
+    assert "1,000 requests/s, if its times are seconds; if not, say so: arrival=t:min" in said
+    dates = "".join(f"2026-03-02T09:00:00.00{k}Z,9,5\n" for k in range(4))
+    assert not told(put(f"{HEAD}\n{dates}"))[1]
+
+
+def test_a_date_of_another_century_is_written_as_one(put):
+    with pytest.raises(HeadwayError, match=r":2: arrival: 1926-03-02T09:00:00 is the year 1926$"):
+        told(put(f"{HEAD}\n1926-03-02T09:00:00Z,9,5\n"))
+
+
 def test_hash_ids_that_are_read_say_which_prompts_share_what_was_cached(put):
     row = {"timestamp": 0, "input_length": 9, "output_length": 5, "cached_tokens": 4}
     with_ids = json.dumps(row | {"hash_ids": [1]})
@@ -164,3 +203,9 @@ def test_an_archive_without_a_file_is_named(tmp_path):
     path.write_bytes(b"PK\5\6" + bytes(18))
     with pytest.raises(HeadwayError, match=r"is a zip archive without a file$"):
         told(path)
+
+
+def test_times_of_ends_are_no_arrivals(put):
+    work, said = told(put("timestamp,isl,osl,latency,end\n5,9,5,2,5\n6,9,5,2,6\n9,9,5,1,9\n"))
+    assert work.arrival.tolist() == [0, 1, 5]
+    assert said == ["timestamp: the ends of requests, which came before them"]

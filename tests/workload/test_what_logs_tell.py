@@ -64,7 +64,8 @@ def test_times_in_a_wrong_unit_are_asked_about(put):
         lines = [row | {"start_timestamp": k * step} for k in range(4)]
         _, said = told(put(json.dumps(lines)), format="trtllm_bench")
         assert (
-            sum("requests/s, if its times count ns; if not, say so" in one for one in said) == count
+            sum("requests/s, if its times are nanoseconds; if not, say so" in one for one in said)
+            == count
         )
 
 

@@ -173,7 +173,10 @@ def test_the_least_latency_is_no_latency_in_minutes(put):
 def test_seconds_that_a_mooncake_trace_counts_as_ms(put):
     line = '{{"timestamp": {}, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}}\n'
     path = put("".join(line.format(k) for k in range(20)), "moon.jsonl")
-    assert "1,000 requests/s, if its times count ms; if not, say so: time_unit: s" in told(path)[1]
+    assert (
+        "1,000 requests/s, if its times are milliseconds; if not, say so: time_unit: s"
+        in told(path)[1]
+    )
     assert not told(path, time_unit="s")[1]
 
 
@@ -232,7 +235,10 @@ def test_columns_that_change_a_load_and_two_that_do_not(put, column, cell, said)
         ("# of March\narrival,prompt_tokens\n", "Excel's sep= or a comment: delete it"),
         (f"{HEAD}\n0,1.100,5\n", "its dot may mark thousands; write it without one"),
         ("timestamp,input_tokens,output_tokens\n10:00:00,9,5\n", "is not a date and time as"),
-        ("timestamp,input_tokens,output_tokens\n1900-01-01 00:00:00,9,5\n", "is the year 1899"),
+        (
+            "timestamp,input_tokens,output_tokens\n1900-01-01 00:00:00,9,5\n",
+            "1900-01-01T00:00:00 is the year 1900",
+        ),
         ('{"input_lens": [9], "output_lens": [5], "request_rate": 4.0}', "do by --save-detailed"),
     ],
 )

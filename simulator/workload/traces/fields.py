@@ -216,6 +216,11 @@ def plain_words(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
 
 
+def unit_of(per_second: float) -> str:
+    """Return the whole name of a unit of time, as `seconds`, of which a second has so many."""
+    return next((unit for unit in reversed(UNITS) if UNITS[unit] == per_second), "its unit")
+
+
 def units_in(number: float) -> float:
     """Return how many units a second has of a clock that shows this: since 1970, if it can be."""
     for per_second in (1e9, 1e6, 1e3):
@@ -231,17 +236,20 @@ def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str]
     """
     seconds = times / per_second
     dated = (seconds > DATES[0]) & (seconds < DATES[1])
+
+    def year(k: int) -> str:
+        when = np.datetime64(floor(seconds[k]), "s")
+        told = when if per_second == 1e9 and times.dtype == np.int64 else times[k]  # of a date
+        return f"{told} is the year {when.astype('datetime64[Y]')}"
+
     for k in np.flatnonzero(seconds >= DATES[1])[:1].tolist():
         for unit in ("ms", "us", "ns"):
             if DATES[0] < times[k] / UNITS[unit] < DATES[1]:
-                year = 1970 + int(seconds[k] / 31_556_952)
-                what = f"{times[k]} is the year {year}: its unit is {unit}, "
-                others = "others are of this century"
-                return k, what + (others if dated.any() else f"say arrival=NAME:{unit}")
-        return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}"
+                others = "others are of this century" if dated.any() else f"say arrival=NAME:{unit}"
+                return k, f"{year(k)}: its unit is {unit}, {others}"
+        return k, year(k)
     for k in np.flatnonzero(seconds < (EARLIEST if dated.any() else 0))[:1].tolist():
-        others = ", others after 2000" if dated.any() else ""
-        return k, f"{times[k]} is the year {1970 + floor(seconds[k] / 31_556_952)}{others}"
+        return k, year(k) + (", others after 2000" if dated.any() else "")
     return None
 
 

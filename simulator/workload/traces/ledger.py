@@ -43,6 +43,11 @@ class Ledger:
         self._notes[text, rest] = self._notes.get((text, rest), 0) + count
 
     @property
+    def is_own(self) -> bool:
+        """Whether a run of Headway's wrote the file."""
+        return "decode_slowed_time" in self.idle
+
+    @property
     def name_of(self) -> dict[str, str]:
         """The first column that each field is found in."""
         return {field: name for name, field in reversed(self.used.items())}

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import nan
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, warn
 from simulator.workload.prefixes import prefix_columns, read_prefixes
-from simulator.workload.select import renumbered
+from simulator.workload.select import is_output, renumbered
 from simulator.workload.traces.fields import NOTED, SPANS, plain_words
 from simulator.workload.traces.format import Measured, Table, no_times
 from simulator.workload.traces.ledger import AT_THEIR_TIMES, Ledger, is_told
@@ -24,6 +25,7 @@ UNTOLD = {"client": "unknown", "conversation": "unknown"}
 """What a request that names none has there, where others do."""
 LONG = {"ttft": 30.0, "tpot": 1.0, "e2el": 120.0, "decode": 120.0}
 """s that half of the requests take, hardly in the unit that was meant."""
+APART = 1e-11  # s: between turns that were sent at once
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
 Columns = dict[str, Any]  # arrays of numbers, lists of words
 
@@ -45,6 +47,10 @@ def make_table(
     in a run of Headway's stays: it says what was asked for. HeadwayError where times contradict
     each other; `place` has the requests' lines.
     """
+    both = {"arrival", "end", "e2el"} <= columns.keys() and units["arrival"] == units["end"]
+    if both and (columns["arrival"] == columns["end"]).all() and (columns["e2el"] > 0).any():
+        ledger.note(f"{ledger.name_of['arrival']}: the ends of requests, which came before them")
+        del columns["arrival"]
     if "arrival" not in columns and {"end", "e2el"} <= columns.keys():
         columns["arrival"] = columns["end"] - columns["e2el"] * units["end"]
         units["arrival"] = units["end"]
@@ -75,7 +81,7 @@ def make_table(
         for k, problem in _measure(table, table.measured, part, units):
             raise HeadwayError(f"{path}:{place[kept[k]]}: {problem}")
         if "client_queue" in columns:
-            _send_with_answers(table)
+            _send_with_answers(table, part, columns["prompt"])
         for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
             values[broken[kept]] = nan
     _add_contents(path, table, columns, kept)
@@ -140,11 +146,12 @@ def _part(columns: Columns, rows: Ints) -> Columns:
     }
 
 
-def _send_with_answers(table: Table) -> None:
+def _send_with_answers(table: Table, columns: Columns, prompts: Ints) -> None:
     """Put what a client sent when an answer came just before that answer.
 
     A table of Headway's has nanoseconds: rounded up, such a request would miss the next step, and
-    of two that were sent at once the second might come first.
+    of two that were sent at once the second might come first. Of turns that were, the one came
+    first that was served first. `prompts`: of all rows.
     """
     assert table.measured is not None
     order = np.argsort(table.time, kind="stable")
@@ -155,6 +162,12 @@ def _send_with_answers(table: Table) -> None:
     near = ends[np.minimum(np.searchsorted(ends, table.time - ROUNDING), len(ends) - 1)]
     ties = np.abs(near - table.time) <= ROUNDING
     table.time = np.where(ties, np.maximum(table.time - 2 * ROUNDING, 0.0), table.time)
+    if {"prefix_request", "prefix_tokens"} <= columns.keys():
+        before = prompts.take(columns["prefix_request"], mode="clip")
+        turns = (columns["prefix_request"] >= 0) & (columns["prefix_tokens"] > before)
+        order = np.lexsort((table.measured.ttft, table.time))
+        behind = np.arange(len(order)) - np.searchsorted(table.time[order], table.time[order])
+        table.time[order] += APART * behind * turns[order]
 
 
 def _whole_prompts(columns: Columns, plain: Ints, ledger: Ledger) -> Ints:
@@ -196,8 +209,8 @@ def _left_out(columns: Columns, plain: Ints, ledger: Ledger, *, of: str, part: I
 
 def _beside(columns: Columns) -> Ints:
     """Return the tokens that an engine's cache had, or took in."""
-    none = np.zeros_like(columns["prompt"])
-    return np.asarray(none + columns.get("cached", 0) + columns.get("cache_write", 0))
+    found: Ints = columns["prompt"] * 0 + columns.get("cached", 0) + columns.get("cache_write", 0)
+    return found
 
 
 def _add_apart(columns: Columns, plain: Ints, ledger: Ledger) -> None:
@@ -243,21 +256,30 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
     if found is not None:
         place = np.full(len(found) + 1, -1)
         place[kept] = np.arange(len(kept))
+        if {"prefix", "prefix_tokens"} <= columns.keys():
+            short = columns["prefix_tokens"] > prompts
+        else:
+            short = np.array([*map(_adds_nothing, found, range(len(found)))])
+        if "prefix" in columns and short[kept].any():
+            text = "prompts that are no longer than what they are to begin with, and all of it"
+            table.ledger.note(f"{table.ledger.name_of['prefix']}: {text}", int(short[kept].sum()))
         table.segments = renumbered([found[k] for k in kept.tolist()], place)
         table.has_sessions = True
-        if turns := sum(map(_follows, table.segments)):
+        if turns := sum(any(is_output(n) for n, _ in parts or ()) for parts in table.segments):
             name = table.ledger.name_of.get("prefix_request", table.ledger.name_of.get("prefix"))
             table.ledger.note(f"{name}: requests that {NOTED['parent'][1]}", turns)
 
 
-def _follows(parts: Segments | None) -> bool:
-    """Return whether a prompt takes in the answer to another request."""
-    return any(isinstance(name, tuple) and name[0] == "out" for name, _ in parts or ())
+def _adds_nothing(parts: Segments | None, k: int) -> bool:
+    """Return whether the prompt of request `k` ends within what another one had."""
+    name = parts[-1][0] if parts else None
+    return isinstance(name, tuple) and name[0] in ("in", "out") and name[1] != k
 
 
 def _add_notes(table: Table, columns: Columns) -> None:
     """Tell of what changes the load, and cannot be simulated; of several answers once."""
     names, segments = table.ledger.name_of, table.segments
+    own = table.ledger.is_own
     if "several" in columns:
         once = np.unique(table.rows, return_index=True)[1]
         columns = _part(columns, once)
@@ -274,7 +296,7 @@ def _add_notes(table: Table, columns: Columns) -> None:
         table.ledger.facts.append(("cached in log", share))
         found = prefix_columns(segments or (), columns["output"].tolist())
         shared = np.array(found.get("prefix_tokens", 0))
-        elsewhere = "warm" in columns or (segments is None and "prefix" in names)
+        elsewhere = own or "warm" in columns or (segments is None and "prefix" in names)
         if not elsewhere and (unshared := int(np.maximum(cached - shared, 0).sum())):
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",
@@ -282,7 +304,7 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 "; nothing says which prompts share them, so none do here: name prefix=, or "
                 f"cached={names['cached']} lets all begin alike",
             )
-    for field, long in LONG.items() if table.measured is not None else ():
+    for field, long in LONG.items() if table.measured is not None and not own else ():
         spent = _span_of(field, columns)
         spent = spent[~np.isnan(spent)]
         if field in names and len(spent) and np.median(spent) > long:
@@ -303,9 +325,20 @@ def _add_notes(table: Table, columns: Columns) -> None:
     if (waited := columns.get("client_queue")) is not None and (waited > 0).any():
         text = f"{names['client_queue']}: requests that waited at their client, {AT_THEIR_TIMES}"
         table.ledger.note(text, int((waited > 0).sum()))
+    if sums := _sums(columns):
+        text = "requests that are the sum of the requests that name them, played beside these"
+        table.ledger.note(f"{names['parent']}: {text}", sums)
     if "request_id" in columns:
         text = f"{names['request_id']}: requests whose id came before, played all the same"
         table.ledger.note_repeats(text, filter(None, columns["request_id"]))
+
+
+def _sums(columns: Columns) -> int:
+    """Count the requests whose tokens are the sum of the requests that name them their parent."""
+    within, tokens = Counter[str](), (columns["prompt"] + columns["output"]).tolist()
+    for parent, count in zip(columns.get("parent", ()), tokens, strict=False):
+        within[parent] += count * bool(parent)
+    return sum(map(eq, map(within.get, columns.get("request_id", ())), tokens))
 
 
 def _alone(segments: Sequence[Segments | None] | None, size: int) -> Flags:
@@ -350,9 +383,8 @@ def _rows(columns: Columns, units: Mapping[str, float]) -> Table:
 
 def _since(name: str, table: Table, columns: Columns, units: Mapping[str, float]) -> Floats:
     """Return how long after each arrival a clock was read, s."""
-    if name not in columns:
-        return np.full(len(table.time), nan)
-    return np.asarray(columns[name] / units[name] - table.time / table.per_second)
+    read = _span_of(name, columns) / units.get(name, 1.0)
+    return np.asarray(read - table.time / table.per_second)
 
 
 def _span_of(name: str, columns: Columns) -> Floats:
@@ -371,9 +403,7 @@ def _measure(
     ttft = np.where(np.isnan(ttft), since("first"), ttft)
     e2el = np.where(np.isnan(e2el), since("end"), e2el)
     e2el = np.where(np.isnan(e2el), ttft + told("decode"), e2el)
-    at_once = (
-        several & (ttft == e2el) & ("decode_slowed_time" not in table.ledger.idle)
-    )  # not streamed
+    at_once = several & (ttft == e2el) & (not table.ledger.is_own)  # not streamed
     if whole := int(at_once.sum()):
         text = "requests whose first token came with the last, so nothing tells their TTFT"
         table.ledger.note(f"{table.ledger.name_of.get('first', 'ttft')}: {text}", whole)

@@ -19,7 +19,7 @@ from simulator.workload.select import join, session_starts, take
 from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import BLOCK
-from simulator.workload.traces.fields import NAMES, UNITS
+from simulator.workload.traces.fields import DATES, NAMES, unit_of
 from simulator.workload.traces.format import Numbers, Table
 from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
 from simulator.workload.traces.ledger import Ledger
@@ -125,7 +125,7 @@ def warn_of_losses(path: Path, failed: int, ledger: Ledger) -> None:
 def warn_of_trace(path: Path, failed: int, ledger: Ledger) -> None:
     """Say that, and what the file of a run of Headway's does not tell, by its scenario beside."""
     warn_of_losses(path, failed, ledger)
-    if "decode_slowed_time" not in ledger.idle:
+    if not ledger.is_own:
         return
     if path.name.startswith("part-"):
         warn(f"{path}: prefixes, images, clients and models are not in tables of --tables-in")
@@ -151,10 +151,12 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     timed = ~np.isnan(table.time)
     arrival = (table.time - table.time[timed].min()) / table.per_second
     rate = (timed.sum() - 1) / max(np.ptp(arrival[timed]), 1e-9)
-    if timed.sum() > 2 and rate > RUSH and arrival[timed].any():
-        unit = next((name for name, size in UNITS.items() if size == table.per_second), "its unit")
-        told = "time_unit: s" if "time_unit" in FORMATS[form].options else "arrival=NAME:s"
-        warn(f"{path}: {rate:,.0f} requests/s, if its times count {unit}; if not, say so: {told}")
+    dated = np.nanmax(table.time) / table.per_second > DATES[0]
+    if timed.sum() > 2 and rate > RUSH and arrival[timed].any() and not dated:
+        unit, name = unit_of(table.per_second), table.ledger.name_of.get("arrival", "NAME")
+        told = f"arrival={name}:{'s' if table.per_second > 1 else 'min'}"
+        told = "time_unit: s" if "time_unit" in FORMATS[form].options else told
+        warn(f"{path}: {rate:,.0f} requests/s, if its times are {unit}; if not, say so: {told}")
     workload = workload_of(table, arrival, f"{path.name} ({form})")
     early = _early(arrival[timed])
     _warn_of_order(path, early)

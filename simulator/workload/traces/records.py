@@ -216,10 +216,10 @@ class Records:
         vague = told or len(times) < FEW or (times % 1).any()
         each, slow = gap / per_second, SLOW if vague else 0.99
         if (told or per_second == 1.0) and most / per_second < fields.DATES[0] and each > slow:
-            unit = next(u for u in reversed(fields.UNITS) if fields.UNITS[u] == per_second)
             own = f"arrival={name}:ms says that they are not, :s that they are"
-            more = "workload.trace.rate_scale: 1000 makes thousandths of them" if told else own
-            yield f"one request in {round(each, 1):,g} s, if its times are {unit}; {more}"
+            more = "if they are finer, say so, or scale them by workload.trace.rate_scale: 1000"
+            said = f"one request in {round(each, 1):,g} s, if its times are"
+            yield f"{said} {fields.unit_of(per_second)}; {more if told else own}"
         if per_second == 1.0 and SHEET[0] < least and most < SHEET[1] and gap % 1:
             yield "are a spreadsheet's dates, if it counts days: export them as 2026-03-01 10:00:00"
 
