@@ -419,7 +419,7 @@ def why_impossible(
     `servers` are engine replicas, data-parallel ranks among them; a request computes `computed`
     prompt tokens and `output` tokens in the mean. Both bounds are generous: attention, activations
     and the KV cache cost nothing, kernels reach the peak of the data sheet, and a step of decodes
-    reads the experts of a single token.
+    reads the experts of a single token, and all its drafts are accepted.
     """
     dtype, tensor = engine.weight_dtype, engine.tensor_parallel_size
     rate = measured.get("request_throughput", 0.0)
@@ -444,10 +444,12 @@ def why_impossible(
     tpot = measured.get("mean_tpot_ms", 0.0) / 1e3
     experts = 0.0 if engine.data_parallel_size > 1 else model.expected_experts(1)
     read = model.matrix_bytes(experts, dtype) / tensor  # one stage after the other
-    least = read / gpu.bandwidth
-    if 0 < tpot < least:
+    least, drafts = read / gpu.bandwidth, engine.speculative_config
+    tokens = 1 + drafts.num_speculative_tokens if drafts else 1
+    if 0 < tpot < least / tokens:
+        beside = f" for {tokens} tokens" * bool(drafts)
         return (
-            f"a token takes {tpot * 1e3:.4g} ms; to read {read:.3g} bytes of weights takes "
+            f"a token takes {tpot * 1e3:.4g} ms; to read {read:.3g} bytes of weights{beside} takes "
             f"{gpu.name} {least * 1e3:.4g} ms at least"
         )
     return ""

@@ -31,6 +31,7 @@ def _limited(limit: str) -> set[str]:
 REQUIRED, COUNTS, NUMBERS = _columns_of("name"), _columns_of("count"), _columns_of("number")
 FLAGS, WORDS = _columns_of("flag"), _columns_of("word")
 POSITIVE, SHARES = _limited("positive"), _limited("share")
+MOST_VARIATION = 10  # of lengths' coefficient of variation: more is a percentage
 OPTIONS = {option: row["column"] for row in TABLE for option in row["options"].split()}
 """vLLM's words for what has a column here."""
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
@@ -158,7 +159,8 @@ def _fill_by_command(place: str, row: dict[Any, Any]) -> tuple[list[str], dict[s
     from simulator.launch.keys import read_launch
 
     try:
-        launch = read_launch(command, str(row.get("engine_version") or "").strip() or None)
+        released = "" if "sglang" in command else str(row.get("engine_version") or "").strip()
+        launch = read_launch(command, released or None)
     except HeadwayError as error:
         told = (one.removeprefix("--command: ") for one in error.messages)
         return [f"{place}: command: {one}" for one in told], {}
@@ -238,8 +240,9 @@ def _run(place: str, row: Mapping[Any, object]) -> Run:
     for column, value in numbers.items():
         if column in COUNTS and round(value) < 1:
             faults.append(f"{place}: {column}: must be 1 or more, not {words[column]!r}")
-        if column in SHARES and value > 1:
-            faults.append(f"{place}: {column}: must be at most 1, not {words[column]!r}")
+        most = 1 if column in SHARES else MOST_VARIATION if column[-3:] == "_cv" else inf
+        if value > most:
+            faults.append(f"{place}: {column}: must be at most {most}, not {words[column]!r}")
         if column in POSITIVE and value <= 0:
             faults.append(f"{place}: {column}: must be more than 0, not {words[column]!r}")
     measured = _numbers(place, words, dict(_metric_columns()), remarks)

@@ -67,6 +67,19 @@ def test_a_decode_reads_the_weights() -> None:
     assert why({}) == ""
 
 
+def test_a_step_that_reads_the_weights_may_accept_all_drafts() -> None:
+    """Three drafts: four tokens a step."""
+    least = 1e3 * MODEL.matrix_bytes(0) / 2 / GPU.bandwidth / 4
+    config = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": 0.6}
+    engine = EngineConfig(tensor_parallel_size=2, speculative_config=config)
+    wrong = [
+        why_impossible({"mean_tpot_ms": share * least}, MODEL, GPU, engine, **SHAPE)
+        for share in (1.001, 0.999)
+    ]
+    assert wrong[0] == ""
+    assert "bytes of weights for 4 tokens takes" in wrong[1]
+
+
 def test_fewer_bits_are_faster() -> None:
     a100 = find_gpu("A100-80GB")
     assert peak_flops(GPU, "fp8") == GPU.fp8_flops
