@@ -122,7 +122,7 @@ def _tensors(
     model: ModelSpec, gpu: Gpu, sizes: EngineSizes, modules: Iterable[Module]
 ) -> dict[str, float]:
     """Bytes of the tensors of modules on each GPU."""
-    formats, width = model.formats(sizes.weight_dtype), model.wide(sizes.weight_dtype)
+    formats, width = model.formats(sizes.weight_dtype), model.wide(sizes.dtype)
     gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
     whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
     least = sizes.term("least block of fp8") or MOST

@@ -272,7 +272,7 @@ class ModelSpec:
 
     def wide(self, dtype: str = "auto") -> float:
         """Bytes of a number that is not quantized."""
-        return max(bytes_of(self.weight_dtype(dtype)), HALF)
+        return max(bytes_of(self.resolve_dtype(dtype)), HALF)
 
     @property
     def state_bytes(self) -> float:
