@@ -183,8 +183,7 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
 
     What is simulated all the same are the requests that fit.
     """
-    scarce = own.engine.num_gpu_blocks_override and budget.kv_cache <= budget.room  # as asked
-    if own.engine.name != VLLM or scarce or not budget.refusal:
+    if own.engine.name != VLLM or not budget.refusal:
         return ""
     return (
         f"vLLM would not start here on {budget.sizes.gpus} x {budget.gpu.name}: its log would say "

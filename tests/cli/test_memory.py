@@ -131,6 +131,24 @@ def test_a_run_of_a_server_that_would_not_start_ends_with_what_starts_it(tmp_pat
     assert "no knob needs turning" not in told
 
 
+@pytest.mark.parametrize("few", ["--kv-cache-memory-bytes 4G", "--num-gpu-blocks-override 2000"])
+def test_a_cache_asked_for_that_is_too_small_is_told(few, tmp_path, monkeypatch, capsys):
+    """By `init` and `run`, as by `memory`, which said alone that the server does not start."""
+    monkeypatch.chdir(tmp_path)
+    command = f"vllm serve llama-3.1-8b {few}"
+    assert main(["memory", "--gpu", "H200", "--command", command]) == 1
+    assert "seq len (131072), (16.00 GiB KV cache is needed" in capsys.readouterr().err
+    assert main(["init", "s.yaml", "--gpu", "H200", "--yes", "--command", command]) == 0
+    told = capsys.readouterr().err
+    assert "vLLM would not start here on 1 x H200" in told
+    assert "it starts with engine.max_model_len=3" in told
+    assert "or engine.num_gpu_blocks_override=null" in told
+    assert main(["run", "s.yaml", "--set", "workload.num_prompts=3", "--out", "o"]) == 0
+    assert "vLLM would not start here on 1 x H200" in capsys.readouterr().err
+    assert main(["run", "s.yaml", "--set", "engine.max_model_len=4096", "--out", "p"]) == 0
+    assert "would not start" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("engine", "said"), [("sglang", " (SGLang 0.5.23)\n"), ("vllm", "\n")])
 def test_an_answer_for_sglang_names_the_release_that_it_follows(engine, said, capsys):
     """Whose rules it has, whatever the user runs; vLLM's is the release that is asked for."""
