@@ -57,6 +57,9 @@ def init(
     yes: Annotated[bool, silent("ask nothing; options left out have their defaults")] = False,
 ) -> int:
     """Write a commented scenario that runs; ask for what no option gives."""
+    from simulator.models.gpus import find_gpu
+    from simulator.models.load import load_model
+    from simulator.results.service_levels import parse_slo
     from simulator.util.files import check_new, write_atomic
 
     check_new("FILE", file)
@@ -68,8 +71,8 @@ def init(
     if command is not None:
         launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
     ask = partial(_ask, asks=not yes)
-    model = ask("Model", MODEL, _check_model, "--model", model)
-    gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
+    model = ask("Model", MODEL, load_model, "--model", model)
+    gpu = ask("GPU", GPU, find_gpu, "--gpu", gpu)
     model = _from_folder(model, file.parent)
     read: dict[Path, Workload] = {}
 
@@ -84,7 +87,7 @@ def init(
         traffic = None if _is_rate(told) else Path(told)
         rate = float(told) if _is_rate(told) else None
     given_levels: list[str | None] = [*slo] if slo else [None]
-    levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
+    levels = [ask("Service level", SLO, parse_slo, "--slo", one) for one in given_levels]
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, reading)
     workload = None if traffic is None else read[traffic]
@@ -106,12 +109,13 @@ def init(
 
 def _launch(command: str, model: str | None, size: int | None) -> "tuple[Launch, str, int]":
     """Read a launch command; return it, its model and its tensor parallelism."""
+    from headway.cli.options import with_launch
     from simulator.launch.keys import read_launch
 
     for option, value in (("--model", model), ("--tensor-parallel-size", size)):
         if value is not None:
             raise HeadwayError(f"{option}: cannot be used with --command, which has it")
-    launch = read_launch(command)
+    launch = read_launch(with_launch(command, [])[0])
     _warn(launch.lines())
     return launch, launch.model, launch.engine.get("tensor_parallel_size", 1)
 
@@ -168,24 +172,12 @@ def _ask(
             return answer
 
 
-def _check_model(name: str) -> None:
-    from simulator.models.load import load_model
-
-    load_model(name)
-
-
 def _from_folder(path: str, folder: Path) -> str:
     """Return a relative path that is there as from another folder; no path as it is."""
     if not path or Path(path).is_absolute() or not Path(path).exists():
         return path
     found = Path(os.path.relpath(path, folder)).as_posix()
     return found if found == path or found[0] == "." else f"./{found}"
-
-
-def _check_gpu(name: str) -> None:
-    from simulator.models.gpus import find_gpu
-
-    find_gpu(name)
 
 
 def _is_rate(text: str) -> bool:
@@ -202,12 +194,6 @@ def _check_traffic(text: str) -> None:
             raise ValueError("must be requests per second, more than 0 and below 1,000,000")
     elif not Path(text).is_file():
         raise ValueError("is neither a number of requests per second nor a file")
-
-
-def _check_slo(text: str) -> None:
-    from simulator.results.service_levels import parse_slo
-
-    parse_slo(text)
 
 
 def _read(path: Path, reading: Reading) -> "Workload":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -146,12 +147,18 @@ def with_launch(
 ) -> list[str]:
     """Return overrides after the launch command that goes before them, if there is one.
 
-    Its options that are `obeyed` by the verb are not said to be without effect.
+    Its options that are `obeyed` by the verb are not said to be without effect, and no warning
+    asks for a variable that it sets.
     """
     if command is None:
         return [*overrides]
     from simulator.launch.keys import LaunchCommand
+    from simulator.launch.words import find_command
+    from simulator.models.engine_sizes import LONGER
 
+    for variable in LONGER.values():
+        if find_command(command).environment.get(variable, "").lower() in ("1", "true"):
+            warnings.filterwarnings("ignore", f".* only with {variable}=1")
     launch = LaunchCommand(command)
     launch.obeyed = obeyed
     return [launch, *overrides]

@@ -178,13 +178,30 @@ def test_a_length_beyond_the_positions_is_named(capsys: pytest.CaptureFixture[st
         assert "max_model_len 9,000 is beyond the 8,192 positions" in told
         assert f"it starts with {variable}=1, or a max_model_len of 8192" in told
         assert main([*shape, f"{variable}=1 {serve}"]) == 0
-        assert "not read" not in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "not read" not in told
+        assert "beyond the" not in told
     # vLLM V0 refused it, too (0.6.6): its JSON said that it fits.
     words = ["--engine", "vllm-v0", "--model", "llama-3-8b", "--max-model-len", "9000", "--json"]
     assert main(["memory", "--gpu", "H100-80GB", *words]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["fits"] is False
     assert f"it starts with {variables[0]}=1" in told.err
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_variable_that_a_command_sets_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: bool
+) -> None:
+    """By `init` and `run` neither; another value does not set it."""
+    monkeypatch.chdir(tmp_path)
+    variable = f"VLLM_ALLOW_LONG_MAX_MODEL_LEN={int(given)}"
+    command = ["--command", f"{variable} vllm serve llama-3-8b --max-model-len 9000"]
+    assert main(["init", "s.yaml", "--gpu", "H100-80GB", "--yes", *command]) == 0
+    assert ("a server takes it only with VLLM_" in capsys.readouterr().err) != given
+    words = ["run", "s.yaml", "--set", "workload.num_prompts=3", "--out", "o"]
+    assert main([*words, *command]) == 0
+    assert ("a server takes it only with VLLM_" in capsys.readouterr().err) != given
 
 
 @pytest.mark.parametrize(
