@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from simulator.models.engine_sizes import EngineSizes
-from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.models.loaded import loaded
 from simulator.models.quantization import Format, Quantization, read_quantization
 from tests.support.model_configs import write_config
 
@@ -396,21 +394,3 @@ def test_activations_scaled_by_groups_count_as_those_scaled_by_tokens() -> None:
             "input_activations": {"dynamic": dynamic},
         }
         assert read(quant_method="compressed-tensors", config_groups={"g": group}).word == "nvfp4"
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_what_is_not_quantized_is_as_wide_as_the_dtype(tmp_path: Path, published: bool) -> None:
-    """Of bitsandbytes, which vLLM runs in float32, too: embeddings, `lm_head` and norms."""
-    word, model = "bitsandbytes", load_model("llama-3-8b")
-    if published:
-        block = {"quant_method": word, "load_in_4bit": True}
-        word, model = None, load_model(str(write_config(tmp_path, quantization_config=block)))
-    half, whole = (
-        loaded(model, find_gpu("H100"), EngineSizes(dtype=dtype, quantization=word))
-        for dtype in ("bfloat16", "float32")
-    )
-    assert (whole.embedding, whole.head) == (2 * half.embedding, 2 * half.head)
-    norms = 2 * model.hidden_size * model.num_hidden_layers
-    assert sum(whole.layers) - sum(half.layers) == 2 * norms
-    if not published:
-        assert whole.embedding == whole.head == 4 * 128_256 * 4096  # 1.96 GiB each, half before

@@ -117,3 +117,21 @@ def test_words_for_the_cache_are_read(config: dict[str, object], cache: str) -> 
     found = read_quantization(config)
     assert found is not None
     assert found.cache == cache
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_what_is_not_quantized_is_as_wide_as_the_dtype(tmp_path: Path, published: bool) -> None:
+    """Of bitsandbytes, which vLLM runs in float32, too: embeddings, `lm_head` and norms."""
+    word, model = "bitsandbytes", load_model("llama-3-8b")
+    if published:
+        block = {"quant_method": word, "load_in_4bit": True}
+        word, model = None, load_model(str(write_config(tmp_path, quantization_config=block)))
+    half, whole = (
+        loaded(model, find_gpu("H100"), EngineSizes(dtype=dtype, quantization=word))
+        for dtype in ("bfloat16", "float32")
+    )
+    assert (whole.embedding, whole.head) == (2 * half.embedding, 2 * half.head)
+    norms = 2 * model.hidden_size * model.num_hidden_layers
+    assert sum(whole.layers) - sum(half.layers) == 2 * norms
+    if not published:
+        assert whole.embedding == whole.head == 4 * 128_256 * 4096  # 1.96 GiB each, half before
