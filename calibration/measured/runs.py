@@ -159,8 +159,7 @@ def _fill_by_command(place: str, row: dict[Any, Any]) -> tuple[list[str], dict[s
     from simulator.launch.keys import read_launch
 
     try:
-        released = "" if "sglang" in command else str(row.get("engine_version") or "").strip()
-        launch = read_launch(command, released or None)
+        launch = read_launch(command, str(row.get("engine_version") or "").strip() or None)
     except HeadwayError as error:
         told = (one.removeprefix("--command: ") for one in error.messages)
         return [f"{place}: command: {one}" for one in told], {}

@@ -156,8 +156,8 @@ def with_launch(
     from simulator.launch.words import find_command
     from simulator.models.engine_sizes import LONGER
 
-    for variable in LONGER.values():
-        if find_command(command).environment.get(variable, "").lower() in ("1", "true"):
+    for variable, value in find_command(command).environment.items():
+        if variable in LONGER.values() and value.lower() in ("1", "true"):
             warnings.filterwarnings("ignore", f".* only with {variable}=1")
     launch = LaunchCommand(command)
     launch.obeyed = obeyed

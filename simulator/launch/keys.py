@@ -102,7 +102,7 @@ def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] 
     """
     command = find_command(given)
     models, options = read_options(command)
-    version = version or (command.release if command.engine == "vllm" else None)
+    version = (version or command.release) if command.engine == "vllm" else None
     engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
     release = _release(version)
     wrong: list[str] = []

@@ -358,8 +358,8 @@ def _read_bound(metric: str, sign: str, number: str) -> float:
     useful = ">=" if metric in (*SHARES, *RATES) else "<="
     with suppress(ValueError):
         bound = _seconds(number) if metric == FINISH else float(number)
-        least = 0.0 if useful == ">=" else 1e-300
-        if sign == useful and least <= bound <= (1.0 if metric in SHARES else 1e300):
+        fits = 0.0 <= bound <= 1.0 if metric in SHARES else 0.0 <= bound < inf
+        if sign == useful and fits and (bound or useful == ">="):
             return bound
     example = EXAMPLES.get(metric, "1000 (ms, more than 0)")
     raise ValueError(f"must be {metric}{useful}NUMBER, as {metric}{useful}{example}")

@@ -28,3 +28,5 @@ def test_the_release_of_sglang_is_none_of_vllm(tmp_path) -> None:
     folder = write_row(tmp_path, engine="sglang", engine_version="0.5.4", command=command)
     (run,) = read_runs(folder)
     assert run.word("engine_version") == "0.5.4"
+    vllm = "vllm serve lmsys/sglang-8B --swap-space 4"  # an option that 0.17 was the last to have
+    assert read_runs(write_row(tmp_path, engine_version="0.9.0", command=vllm))

@@ -1,14 +1,17 @@
 """Answers of a plan that a buyer acts on: a cache that is off, bounds, GPUs and a day cut short."""
 
 import re
+from math import exp
 
 import pytest
 
 from headway.cli.main import main
-from headway.planning.buy_report import buying_problem, wanted_gpus
+from headway.planning.buy_report import GUESSED, buying_problem, wanted_gpus
 from headway.planning.market import Market
 from headway.planning.plan import Runs
 from headway.planning.problem import PlanOptions, make_problem
+from simulator.costs.noise import QUANTILE
+from simulator.costs.roofline import UNMEASURED
 from simulator.util.errors import HeadwayWarning
 from tests.planning.test_buy import SHOP, found, market
 
@@ -71,3 +74,8 @@ def test_a_day_that_is_cut_short_is_warned_of(recwarn) -> None:
     assert not recwarn
     with pytest.warns(HeadwayWarning, match="20,000 of the 103,680 requests of 24 h: no full"):
         make_problem(day, PlanOptions(), ["workload.num_prompts=20000"])
+
+
+def test_the_band_of_gpus_without_kernels_is_that_of_their_steps() -> None:
+    low, high = (100 * (exp(end * QUANTILE * UNMEASURED) - 1) for end in (-1, 1))
+    assert f"within {low:+.0f} to {high:+.0f} %" in GUESSED
