@@ -1,10 +1,13 @@
 """Which faults are drawn for the tests to find."""
 
 import ast
+import signal
+import time
 from pathlib import Path
 
 from tools.mutants.equivalent import EQUIVALENT
 from tools.mutants.mutate import Mutant, draw
+from tools.mutants.session import WORDS, forked
 
 CODE = """
 def least(one, two):
@@ -73,3 +76,24 @@ def test_what_is_called_equivalent_is_code_that_is_there() -> None:
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         assert old in {ast.unparse(one).splitlines()[0] for one in statements}, (path, old)
+
+
+def test_a_fork_is_endless_by_its_own_time_and_late_by_the_clock() -> None:
+    def spins() -> int:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, 0.02)
+        while True:
+            pass
+
+    def sleeps() -> int:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        time.sleep(60)
+        return 0
+
+    ended = forked([spins, sleeps, lambda: 0, lambda: 1 // 0], [60, 0.05, 60, 60])
+    assert {at: WORDS[status] for at, status in ended} == {
+        0: "endless",
+        1: "late",
+        2: "survived",
+        3: "killed",
+    }

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,7 +21,16 @@ Reach = dict[str, dict[str, list[int]]]
 WORKERS = 2
 FEW = 10
 """Examples that a property test draws while its lines are noted."""
-GRACE = 10.0  # seconds for one test, and so many times what it took, before it counts as endless
+GRACE = 10.0  # CPU seconds for one test, and so many times what it took: then it is endless
+WORDS = {
+    0: "survived",
+    1: "killed",
+    2: "stillborn",
+    3: "unfinished",
+    -signal.SIGPROF: "endless",
+    -signal.SIGALRM: "late",
+}
+"""What an exit code says; a fork that crashed was killed. Late and unfinished ones say nothing."""
 
 
 class Session:
@@ -51,20 +60,20 @@ class Session:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= report.failed
-        self.took += report.duration
 
     def run(self, number: int, following: int | None = None) -> bool:
         """Run one test; say whether it passed or was skipped."""
-        item, self.failed, self.took = self.items[number], False, 0.0
+        item, self.failed, before = self.items[number], False, _cpu_seconds()
         next_item = None if following is None else self.items[following]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        self.took = _cpu_seconds() - before
         return not self.failed
 
     def reach(self, packages: Sequence[str], out: Path) -> None:
         """Write which test runs which line, how long each takes, and which pass."""
         jobs = [(lambda at=at: self._trace(packages, out, at)) for at in range(WORKERS)]
-        for status in _forked(jobs, [3600.0] * WORKERS):
-            if status != "0":
+        for _, status in forked(jobs, [3600.0] * WORKERS):
+            if status:
                 raise SystemExit("the tests' lines were not traced to the end")
 
     def _trace(self, packages: Sequence[str], out: Path, worker: int) -> int:
@@ -90,26 +99,33 @@ class Session:
         return 0
 
     def judge(
-        self, mutants: Sequence[Mutant], tests: Sequence[list[tuple[int, float]]]
-    ) -> list[str]:
-        """Run the tests of each mutant until one fails: killed, endless, survived or stillborn."""
+        self, mutants: Sequence[Mutant], tests: Sequence[list[tuple[int, float]]], seconds: float
+    ) -> Iterator[tuple[int, str]]:
+        """Run tests of each mutant until one fails, or for so long; give place and word."""
         functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
         jobs = [
-            (lambda m=m, t=t: self._try(m, t, functions))
+            (lambda m=m, t=t: self._try(m, t, functions, seconds))
             for m, t in zip(mutants, tests, strict=True)
         ]
-        limits = [120.0 + 3 * sum(took for _, took in some) for some in tests]
-        words = {"0": "survived", "1": "killed", "2": "stillborn", f"-{signal.SIGALRM}": "endless"}
-        return [words.get(status, "killed") for status in _forked(jobs, limits)]
+        for at, status in forked(jobs, [300.0 + 10 * seconds] * len(jobs)):
+            yield at, WORDS.get(status, "killed")
 
     def _try(
-        self, mutant: Mutant, tests: list[tuple[int, float]], functions: list[FunctionType]
+        self,
+        mutant: Mutant,
+        tests: list[tuple[int, float]],
+        functions: list[FunctionType],
+        seconds: float,
     ) -> int:
         if not install(self.root, mutant, functions):
             return 2
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         for at, (number, took) in enumerate(tests):
-            signal.setitimer(signal.ITIMER_REAL, GRACE + 10 * took)
+            seconds -= took
+            if at and seconds < 0:
+                return 3
+            signal.setitimer(signal.ITIMER_PROF, GRACE + 10 * took)
             if not self.run(number, tests[at + 1][0] if at + 1 < len(tests) else None):
                 return 1
         return 0
@@ -131,9 +147,14 @@ def _draw_few(item: pytest.Item, asked: dict[Any, int]) -> float:
     return min(FEW / most, 1.0)
 
 
-def _forked(jobs: Sequence[Callable[[], int]], limits: Sequence[float]) -> list[str]:
-    """Run each job in a fork, a few at a time; give their exit codes, or minus the signal."""
-    status, running = [""] * len(jobs), dict[int, tuple[int, float]]()
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it waited for: others' load adds nothing."""
+    return sum(os.times()[:4])
+
+
+def forked(jobs: Sequence[Callable[[], int]], limits: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Run each job in a fork, a few at a time; give its place and exit code (minus a signal)."""
+    running = dict[int, tuple[int, float]]()
     waiting = list(range(len(jobs)))
     while waiting or running:
         while waiting and len(running) < WORKERS:
@@ -145,12 +166,11 @@ def _forked(jobs: Sequence[Callable[[], int]], limits: Sequence[float]) -> list[
         pid, code = os.waitpid(-1, os.WNOHANG)
         if pid in running:
             at, _ = running.pop(pid)
-            status[at] = str(os.waitstatus_to_exitcode(code))
+            yield at, os.waitstatus_to_exitcode(code)
         elif not pid:
             time.sleep(0.01)
             for late in [p for p, (_, end) in running.items() if time.monotonic() > end]:
                 os.kill(late, signal.SIGALRM)
-    return status
 
 
 def _exit_with(job: Callable[[], int]) -> None:
