@@ -117,7 +117,7 @@ def page() -> str:
         _section("workload.sessions", _dataclass_keys(Sessions)),
         _section("workload.adapters", _dataclass_keys(Adapters)),
         _section("workload.multimodal.image", _dataclass_keys(Multimodal)),
-        _blocks("cluster", "cluster.groups.NAME", "cluster.sleep_mode"),
+        _blocks("cluster", "cluster.groups.NAME"),
         _blocks("cluster.kv_transfer", "cluster.ec_transfer", "cluster.admission"),
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
         _blocks("cluster.autoscaling"),

@@ -186,14 +186,8 @@ def has_fleet(run: Run) -> bool:
 
 
 def has_imbalance(run: Run) -> bool:
-    """Say whether several replicas of a group may serve, so that one may have more than others.
-
-    Models that share GPUs are awake on one set of them at a time.
-    """
-    cluster = run.scenario.get("cluster") or {}
-    mode = cluster.get("sleep_mode")
-    sharing = () if mode is None else mode.get("groups") or cluster["groups"]
-    names = [name for name, _ in run.cores if name not in sharing]
+    """Say whether several replicas of a group may serve, so that one may have more than others."""
+    names = [name for name, _ in run.cores]
     return len({*names}) < len(names)
 
 

@@ -133,8 +133,8 @@ def resources(scenario: Scenario, runs: Sequence[MetricValues] = ()) -> tuple[fl
         price = find_gpu(own.name, own.dollars_per_hour).dollars_per_hour
         return own.count, None if price is None else price * own.count
     cluster = scenario.cluster
-    counts = {name: cluster.paid_replicas(name) for name in cluster.replica_groups}
-    count = sum(number * scenario.of_group(name).gpu.count for name, number in counts.items())
+    groups = cluster.replica_groups.items()
+    count = sum(group.replicas * scenario.of_group(name).gpu.count for name, group in groups)
     return count, price_of_cluster(scenario)
 
 

@@ -439,9 +439,6 @@ def _cluster(cluster: Summary) -> list[str]:
             lines += [_line(f"{what} moved (GB)", links["bytes"] / 1e9)]
             busy = 100 * links["link_utilization"]
             lines += [_line(f"Links of the {whose} busy (%)", busy)]
-    if sleep := cluster.get("sleep_mode"):
-        lines += [_line("TTFT that waits for a wake-up (%)", 100 * sleep["share_of_ttft"])]
-        lines += [_line("Weights in host memory, at most (GB)", sleep["host_memory_gb"])]
     groups = cluster["groups"]
     if len(groups) > 1:
         return lines + [_group(name, group) for name, group in groups.items()]

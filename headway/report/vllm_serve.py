@@ -101,8 +101,6 @@ def serve_command(scenario: Scenario) -> str:
         if kind.ec_role is not None:
             config = {"ec_connector": "ECExampleConnector", "ec_role": kind.ec_role}
             lines[-1] += f" --ec-transfer-config {quote(json.dumps(config))}"
-        if name in cluster.sleepers:
-            lines[-1] += " --enable-sleep-mode"
     return "\n".join([*lines, ""])
 
 

@@ -12,7 +12,6 @@ from simulator.cluster.config import (
     FailuresConfig,
     KvTransferConfig,
     RouterSpec,
-    SleepModeConfig,
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.util.config import Config, Named, NonNegativeFloat
@@ -72,9 +71,6 @@ class ClusterConfig(Config):
         None, description="the links between groups that have a kv_role"
     )
     ec_transfer: EcTransferConfig | None = Field(None, description="the links of ec_producers")
-    sleep_mode: SleepModeConfig | None = Field(
-        None, description="groups share GPUs, one awake at a time; null: each has its own"
-    )
     admission: AdmissionConfig | None = Field(
         None, description="limits on requests; null: no limit"
     )
@@ -99,7 +95,6 @@ class ClusterConfig(Config):
             self._share_out(self.kv_transfer)
         elif self.groups and self.replicas is not None:
             raise MappingError("replicas", "beside groups, each group gives its own replicas")
-        self._share_gpus()
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise MappingError("groups", "there is not one replica")
         self._check_pods()
@@ -122,45 +117,8 @@ class ClusterConfig(Config):
                 )
             self.groups[name] = self.groups[name].model_copy(update={"replicas": count})
 
-    def _share_gpus(self) -> None:
-        """Give each group that shares GPUs a server on each set of them."""
-        if self.sleep_mode is None:
-            return
-        if unknown := [name for name in self.sleep_mode.groups if name not in self.groups]:
-            there = ", ".join(self.groups) or "none"
-            raise MappingError("sleep_mode.groups", f"no group {unknown[0]!r}; there is {there}")
-        if len(self.sleepers) < 2:
-            raise MappingError("sleep_mode", "needs two groups or more, each of its own model")
-        if self.max_gpu_budget is not None:
-            raise MappingError("max_gpu_budget", "cannot be used with sleep_mode")
-        first = self.groups[self.sleepers[0]]
-        for name in self.sleepers:
-            group = self.groups[name]
-            if "replicas" in group.model_fields_set:
-                what = "cannot be used with sleep_mode, whose replicas all that share have"
-                raise MappingError(f"groups.{name}.replicas", what)
-            for key in ("gpu", "dollars_per_hour"):
-                if getattr(group, key) != getattr(first, key):
-                    what = f"must be that of {self.sleepers[0]}: they share the GPUs"
-                    raise MappingError(f"groups.{name}.{key}", what)
-            self.groups[name] = group.model_copy(update={"replicas": self.sleep_mode.replicas})
-
-    @property
-    def sleepers(self) -> list[str]:
-        """The groups that share GPUs by sleep mode."""
-        mode = self.sleep_mode
-        return [] if mode is None else [n for n in self.groups if n in (mode.groups or self.groups)]
-
-    def paid_replicas(self, name: str) -> int:
-        """Count the replicas whose GPUs are paid for: of groups that share them the first's."""
-        return 0 if name in self.sleepers[1:] else self.replica_groups[name].replicas
-
     def _check_scaling(self) -> None:
         scaling = self.autoscaling
-        if both := [name for name in self.sleepers if name in self.scalers]:
-            what = "cannot be used with sleep_mode, which says which model has the GPUs"
-            key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
-            raise MappingError(key, what)
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise MappingError("autoscaling.group", f"name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
@@ -236,8 +194,6 @@ class ClusterConfig(Config):
         """Return the key that counts a group's replicas, and its number."""
         if self.is_shared_out or not self.groups:
             return "cluster.replicas", self.replicas or 1
-        if name in self.sleepers:
-            return "cluster.sleep_mode.replicas", self.groups[name].replicas
         return f"cluster.groups.{name}.replicas", self.groups[name].replicas
 
     def key_of(self, name: str, key: str) -> str:

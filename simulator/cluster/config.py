@@ -7,7 +7,6 @@ from simulator.util.config import (
     Config,
     Named,
     NonNegativeFloat,
-    PositiveAmount,
     PositiveFloat,
     PositiveShare,
     Share,
@@ -68,26 +67,6 @@ class EcTransferConfig(Config):
         Named("round_robin"),
         description="the router of images to the encoders",
     )
-
-
-class SleepModeConfig(Config):
-    """Groups of different models that share GPUs by vLLM's sleep mode: one is awake at a time."""
-
-    level: Literal[1, 2] = Field(
-        1, description="vLLM's: 1: weights wait in host memory; 2: on the disk"
-    )
-    replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
-        1, description="sets of GPUs; each has a server of every group"
-    )
-    groups: list[str] = Field([], description="groups that share them; []: all")
-    idle_timeout: NonNegativeFloat = Field(
-        0.0, description="s without requests until a model makes way"
-    )
-    max_wait: NonNegativeFloat = Field(
-        10.0, description="s until a waiting model takes a busy one's GPUs"
-    )
-    bandwidth: PositiveAmount = Field(22.0, description="GB/s between a GPU and host memory")
-    disk_bandwidth: PositiveAmount = Field(4.1, description="GB/s from the disk to a server")
 
 
 class AdmissionConfig(Config):

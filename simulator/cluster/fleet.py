@@ -151,7 +151,6 @@ class Fleet:
         self.router = router
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
-        self.sleeps: Callable[[Request], bool] | None = None  # whoever serves it
         self.targets: list[Target] = []
         self.cores: list[EngineCore] = []  # by number
         self.engines: list[Replica | DataParallelServer] = []  # behind each target
@@ -250,7 +249,7 @@ class Fleet:
             self._submit(request)
 
     def _submit(self, request: Request) -> None:
-        if not self.open or (self.sleeps is not None and self.sleeps(request)):
+        if not self.open:
             self._hold(request)
             return
         self._stamp_arrival(request)

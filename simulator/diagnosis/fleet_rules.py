@@ -269,19 +269,12 @@ def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def woken_for(run: Evidence) -> float:
-    """Return the s that requests waited for models to wake up, all together."""
-    told = run.gauges.get("cluster", {}).get("sleep_mode")
-    return told["requests_that_waited"] * (told["mean_wait_ms"] or 0.0) / 1000.0 if told else 0.0
-
-
 def explained(run: AdvisedEvidence) -> float:
     """Return the share of the time that requests lose which what happens to replicas explains."""
     outages, waits = find_outages(run), autoscaler_waits(run)
     seconds = max(
         0.0 if outages is None else outages.excess,
         0.0 if waits is None else sum(waits.seconds.values()),
-        woken_for(run),
     )
     if seconds < DELAYED * run.total:
         return 0.0

@@ -43,7 +43,7 @@ class MemoryAdvisor:
         self.engine: EngineConfig = self.scenario.engine
         self.spec: EngineSpec = run.record.cores[numbers[0]]
         logs = run.record.logs if cluster is None else cluster.engine_logs(run.record)
-        worked = [n for n in numbers if logs[n].step_rows] or numbers  # a model may sleep on
+        worked = [n for n in numbers if logs[n].step_rows] or numbers  # a replica may get none
         self.logs: list[Log] = [logs[number] for number in worked]
         self.costs = [run.record.costs[number] for number in worked]
 

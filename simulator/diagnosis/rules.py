@@ -27,7 +27,6 @@ from simulator.diagnosis.levels import BROKEN, HOST, levels
 from simulator.diagnosis.losses import rejected, tries
 from simulator.diagnosis.memory_advice import MOST
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
-from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
@@ -419,13 +418,12 @@ LOST = ("rejected", "tries")
 SAID = (*LOST, "server", "levels", "host", "unfair")  # whether or not a key helps, or another first
 BEHIND = {"unfair": ("urgent",), "prefill_stalls": ("prefix_reuse", "levels")}
 """Rules that come after others which advise something: smaller steps may cost a level of TTFT."""
-FLEET = ("failures", "autoscaling", "wake_ups")
+FLEET = ("failures", "autoscaling")
 RULES = (
     *(
         rejected,
         failures,
         autoscaling,
-        wake_ups,
         routing,
         scattered_prefixes,
         tries,

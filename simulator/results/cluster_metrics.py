@@ -1,7 +1,6 @@
 """What the summary says of a cluster: by group, how evenly the work fell, and what it cost."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from simulator.results.engine_metrics import (
 from simulator.results.kv_transfers import link_summary
 from simulator.results.needed_work import peak_flops
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
-from simulator.results.request_table import Floats, RequestTable, gather_requests
+from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario.scenario import Scenario
 
 GAUGES = (
@@ -57,7 +56,7 @@ def price_of_cluster(scenario: Scenario) -> float | None:
         price = price_of_group(scenario, name)
         if price is None and kind.replicas:
             return None
-        total += scenario.servers.paid_replicas(name) * (price or 0.0)
+        total += kind.replicas * (price or 0.0)
     return total
 
 
@@ -86,8 +85,7 @@ class ClusterMetrics:
         self._ended = np.zeros(len(record.groups), np.int64)  # requests, by engine core
         self._busy_time = np.zeros(len(record.groups))  # s
         self._shed = self._timed_out = 0
-        self._wakes = WakeWaits()
-        self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out", "_wakes")
+        self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out")
         if scenario.servers.groups:
             self.SUMS += ("_groups",)
 
@@ -105,8 +103,6 @@ class ClusterMetrics:
             self._busy_time[number] += float((log.steps["end"] - log.steps["start"]).sum())
         self._shed += int((table.reason == SHED).sum())
         self._timed_out += int((table.reason == TIMEOUT).sum())
-        if sleepers := self._cluster.sleepers:
-            self._wakes += wake_waits(self._record, sleepers, table)
 
     def summary(self, span: tuple[float, float]) -> Values:
         """Return the block, and the utilizations of all groups together; `span` is the run's, s."""
@@ -138,11 +134,9 @@ class ClusterMetrics:
         if encodings is not None:
             paid = sum(self._record.paid_seconds(number, *span) for number in encodings.links)
             size = self._cores[0].model.output_bytes
-        apart = [group for name, group in groups.items() if self._cluster.paid_replicas(name)]
-        price, gpus = (_total([one[key] for one in apart]) for key in ("dollars_per_hour", "gpus"))
-        dollars, hours, tokens = (
+        price, dollars, hours, gpus, tokens = (
             _total([group[key] for group in groups.values()])
-            for key in ("dollars", "replica_hours", "output_tokens")
+            for key in ("dollars_per_hour", "dollars", "replica_hours", "gpus", "output_tokens")
         )
         return {
             **{key: share(used[key], peaks[key]) for key in used},
@@ -164,21 +158,9 @@ class ClusterMetrics:
                 **self._paid_times(),
                 **({} if links is None else {"kv_transfer": links}),
                 **({} if encodings is None else {"ec_transfer": encodings.summary(size, paid)}),
-                **({"sleep_mode": self._sleep_mode()} if self._cluster.sleepers else {}),
                 "groups": groups,
             },
         }
-
-    def _sleep_mode(self) -> Values:
-        """Say what requests waited for their models, and what sleeping weights take (level 1)."""
-        mode, sizes = self._cluster.sleep_mode, []
-        assert mode is not None
-        for name in self._cluster.sleepers:
-            spec = self._cores[self._replicas[name][0]]
-            assert spec.memory is not None
-            sizes.append(spec.memory.weights * spec.engine.gpus)
-        kept = mode.replicas * (sum(sizes) - min(sizes)) if mode.level == 1 else 0
-        return {**self._wakes.summary(), "host_memory_gb": kept / 1e9}
 
     def _group(self, name: str, metrics: EngineMetrics, span: tuple[float, float]) -> Values:
         """Return the keys of one group."""
@@ -257,67 +239,3 @@ class ClusterMetrics:
 def _total(values: Sequence[Any]) -> float | None:
     """Add up, unless one is unknown."""
     return None if None in values else float(sum(values))
-
-
-@dataclass(slots=True)
-class WakeWaits:
-    """For how long requests waited for their model, added up over the parts of a run; s."""
-
-    requests: int = 0  # that waited
-    seconds: float = 0.0
-    switching: float = 0.0  # of these, while servers fell asleep and woke up: the rest is for GPUs
-    ttft: float = 0.0  # of all requests that got a token
-
-    def __add__(self, other: "WakeWaits") -> "WakeWaits":
-        """Add those of another part."""
-        return WakeWaits(
-            self.requests + other.requests,
-            self.seconds + other.seconds,
-            self.switching + other.switching,
-            self.ttft + other.ttft,
-        )
-
-    def summary(self) -> dict[str, float | int | None]:
-        """Return what the summary says."""
-        waited = self.requests
-        return {
-            "requests_that_waited": waited,
-            "mean_wait_ms": 1000.0 * self.seconds / waited if waited else None,
-            "share_of_ttft": share(self.seconds, self.ttft),
-            "share_switching": share(self.switching, self.seconds),
-        }
-
-
-def wake_waits(record: ClusterRecord, groups: Sequence[str], table: RequestTable) -> WakeWaits:
-    """Find them by when the servers of these groups were up: one server of each has GPUs at most.
-
-    A request that came while none was up waited until the next was.
-    """
-    got = table.ttft
-    found = WakeWaits(ttft=float(got[~np.isnan(got)].sum()))
-    for group in groups:
-        numbers = [number for number, name in enumerate(record.groups) if name == group]
-        closed, begun, up = _asleep(record, {record.servers[number] for number in numbers})
-        mine = np.isin(table.replica, numbers) & ~np.isnan(table.queue_time)
-        came = table.entered[mine]
-        at = np.searchsorted(closed, came) - 1
-        waits = np.clip(up[at] - came, 0.0, table.queue_time[mine])
-        held = waits > 0.0
-        switching = np.minimum(waits, (up - begun)[at])[held]
-        found += WakeWaits(int(held.sum()), float(waits[held].sum()), float(switching.sum()))
-    return found
-
-
-def _asleep(record: ClusterRecord, servers: Collection[int]) -> tuple[Floats, Floats, Floats]:
-    """Return since when a group took no requests, when it began to wake up, and when it was up."""
-    rows, closed, begun = [], -np.inf, -np.inf
-    for at, server, state in record.changes:
-        if server in servers:
-            if state == "draining":
-                closed = at
-            elif state == "starting":
-                begun = at
-            elif state == "up":
-                rows.append((closed, begun, at))
-    closing, beginning, up = np.array(rows).reshape(-1, 3).T
-    return closing, beginning, up

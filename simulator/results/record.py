@@ -35,7 +35,7 @@ from simulator.workload.workload import Workload
 if TYPE_CHECKING:
     from simulator.results.kv_transfers import Encodings, Transfers
 
-COME_AND_GO = ("failures", "scalings", "switches")
+COME_AND_GO = ("failures", "scalings")
 """Counts of a cluster: where all are 0 its replicas are up all the time."""
 
 

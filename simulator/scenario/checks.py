@@ -391,10 +391,6 @@ def _check_cluster(
 
 def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
     """Find keys that were given without the one that they say more about."""
-    served = [group.model for group in cluster.groups.values()]
-    if any(served.count(cluster.groups[name].model) > 1 for name in cluster.sleepers):
-        what = "each group that shares GPUs needs a model that no other serves"
-        yield "cluster.sleep_mode", "cluster.groups", what
     for block, key, other in DEPENDENT_KEYS:
         values = getattr(cluster, block)
         if values is not None and not getattr(values, other) and values.is_given(key):

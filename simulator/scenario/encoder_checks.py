@@ -10,7 +10,6 @@ Conflict = tuple[str, str, str]  # as in checks.py
 WITHOUT = {
     "kv_transfer": "a request's prompt is computed where it is decoded",
     "pods": "encoders would be shared",
-    "sleep_mode": "a model that sleeps would get outputs",
     "failures": "none is simulated of encoders",
 }
 """Blocks of a cluster that do not go with encoders apart, and why."""

@@ -481,8 +481,8 @@ class Scenario(Config):
     def resolved(self) -> dict[str, Any]:
         """Return the scenario with every default filled in, as plain YAML types."""
         values = self.model_dump(exclude={"sweep", "plan", "rollouts"})
-        if (cluster := self.cluster) is not None:
-            for name in cluster.groups if cluster.is_shared_out else cluster.sleepers:
+        if (cluster := self.cluster) is not None and cluster.is_shared_out:
+            for name in cluster.groups:
                 del values["cluster"]["groups"][name]["replicas"]  # another key says it
         if self.workload.trace is None:
             frontend = {"frontend": values["workload"]["frontend"]}

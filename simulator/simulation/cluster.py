@@ -9,7 +9,6 @@ import numpy as np
 from simulator.build.assemble_fleet import make_fleet
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
-from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.encoders import EncoderFleet
@@ -17,7 +16,6 @@ from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, GpuBudget, Lifecycle
 from simulator.cluster.routers import Target
-from simulator.cluster.sleep_mode import SleepMode, SleepTimes, awake_first
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, RUN
 from simulator.core.request import Request
@@ -49,9 +47,8 @@ def set_up_cluster(
     record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     client = connect_client(fleet, scenario, record, life, partial(make, fleet.env))
     cluster = scenario.servers
-    comes_and_goes = bool(cluster.scalers or cluster.sleepers)
     apart = isinstance(fleet, DisaggregatedFleet | EncoderFleet)
-    rewrites = apart or comes_and_goes or bool(cluster.model_fields_set & REWRITING)
+    rewrites = apart or bool(cluster.scalers or cluster.model_fields_set & REWRITING)
     return Setup(
         client,
         specs,
@@ -123,7 +120,7 @@ def add_replicas(
             if spec.engine.enable_lora:
                 target.max_loras = ranks * spec.engine.max_loras
             makers.append(make)
-            if number < group.replicas and awake_first(scenario.servers.sleepers, name, number):
+            if number < group.replicas:
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
     for target in first:
@@ -183,8 +180,6 @@ def connect_client(
     entry.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)
-    if cluster.sleep_mode is not None:
-        _share_gpus(life, scenario, cluster.sleep_mode)
     if cluster.scalers:
         budget = None
         if cluster.max_gpu_budget is not None:
@@ -210,18 +205,6 @@ def connect_client(
 
         entry.on_finish = ended
     return client
-
-
-def _share_gpus(life: Lifecycle, scenario: Scenario, block: SleepModeConfig) -> None:
-    """Let the groups that share GPUs sleep and wake."""
-    servers, times = {}, {}
-    for name in scenario.servers.sleepers:
-        spec = scenario.specs[name]
-        assert spec.memory is not None
-        times[name] = SleepTimes.of(block, spec.memory.weights, spec.engine.gpus)
-        model = str(scenario.servers.groups[name].model or scenario.model)
-        servers[model] = [target for target in life.fleet.targets if target.group == name]
-    SleepMode(life, block, servers, times)
 
 
 def drop_lost_rows(fleet: Fleet) -> None:

@@ -60,7 +60,7 @@ def requests_csv(result: Result, folder: Path) -> bytes:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=FLEETS, deadline=None, suppress_health_check=[*HealthCheck])
 def test_fleets_leap_as_they_step(tmp_path_factory: pytest.TempPathFactory, rng: Random) -> None:
-    """All routers, ranks, pools, autoscaling, cancels, priorities, adapters, failures, sleep."""
+    """All routers, ranks, pools, autoscaling, cancels, priorities, adapters, failures, models."""
     values, load = draw_fleet(rng)
     try:
         scenario = load_scenario(deepcopy(values))

@@ -39,7 +39,7 @@ def advised(scenario: Any, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_drawn_scenarios_take_all_that_is_advised() -> None:
-    """Fleets with pods, roles, encoders apart and sleepers, and engines of all kinds."""
+    """Fleets with pods, roles, encoders apart and several models, and engines of all kinds."""
     tried = 0
     for seed in range(320 // SHARE):
         values, load = draw_fleet(Random(seed))

@@ -217,15 +217,10 @@ def test_a_damaged_table_is_told_by_its_place(folders, tmp_path, capsys, text, m
 
 APART = """cluster={kv_transfer: {bandwidth: 50},
 groups: {a: {replicas: 1, kv_role: kv_producer}, b: {replicas: 1, kv_role: kv_consumer}}}"""
-ASLEEP = """cluster={sleep_mode: {level: 1, replicas: 2},
-groups: {a: {model: llama-3-8b}, b: {model: qwen3-8b}, c: {model: glm-4-9b}}}"""
 
 
-@pytest.mark.parametrize(
-    "keys", [[APART], [ASLEEP, "workload.models={llama-3-8b: 1, qwen3-8b: 1, glm-4-9b: 1}"]]
-)
-def test_without_two_that_serve_in_a_group_there_is_no_imbalance(write, keys: list[str]) -> None:
-    found = Run.of("apart", run(load_scenario(write(LOST), keys)))
+def test_without_two_that_serve_in_a_group_there_is_no_imbalance(write) -> None:
+    found = Run.of("apart", run(load_scenario(write(LOST), [APART])))
     figure = draw_fleet([found])
     assert [axes.get_ylabel() for axes in figure.axes][-1] == "% of KV blocks"
     assert all(axes.get_ylim()[0] < axes.get_ylim()[1] for axes in figure.axes)

@@ -56,7 +56,6 @@ FEATURES = {
     "images": "image|multimodal|encoder",
     "swap": "swap",
     "drafts": "specul|draft",
-    "sleep mode": "sleep",
 }
 """How files name a feature, in code or prose; its folder in `simulator/features` does not count."""
 REFUSED = {

@@ -36,20 +36,6 @@ def test_twice_the_traffic_is_a_queue_once_it_is_too_much() -> None:
     assert two["output_throughput"] > one["output_throughput"]
 
 
-def test_eight_rare_models_need_two_gpus_and_not_eight() -> None:
-    """Nearly all of TTFT is waiting for wake-ups; at level 2 it is three times as long."""
-    own, level_1, level_2 = (
-        summary("rare-models", f"cluster.sleep_mode={mode}", "workload.num_prompts=250")
-        for mode in ("null", "{level: 1, replicas: 2}", "{level: 2, replicas: 2}")
-    )
-    told = [run["headway"]["cluster"] for run in (own, level_1, level_2)]
-    assert [one["gpus"] for one in told] == [8, 2, 2]
-    assert told[1]["dollars"] < 0.3 * told[0]["dollars"]
-    assert own["p99_ttft_ms"] < 500 < level_1["p99_ttft_ms"] < 10_000
-    assert level_2["mean_ttft_ms"] > 2 * level_1["mean_ttft_ms"]
-    assert told[1]["sleep_mode"]["share_of_ttft"] > 0.9
-
-
 def test_faster_gpus_are_faster_and_not_cheaper_at_a_load_that_slower_ones_hold() -> None:
     runs = [
         summary("gpus", f"gpu.name={gpu}", "workload.num_prompts=500")

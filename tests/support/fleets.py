@@ -159,7 +159,7 @@ def _trouble(rng: Random) -> Values:
 
 
 def _cluster(rng: Random, found: Values) -> Values:
-    """Return replicas alike, in pods, of two kinds, with roles, or sharing GPUs.
+    """Return replicas alike, in pods, of two kinds, with roles, or of several models.
 
     It may give the scenario another engine.
     """
@@ -229,26 +229,19 @@ def _encoders(rng: Random, found: Values, made: Values) -> None:
     }
 
 
-def _sleepers(rng: Random, found: Values, made: Values) -> None:
-    """Let two models or three share GPUs."""
+def _models(rng: Random, found: Values, made: Values) -> None:
+    """Let each group serve a model of its own."""
     made.pop("failures", None)
-    made["sleep_mode"] = {
-        "level": rng.choice([1, 2]),
-        "replicas": rng.randint(1, 2),
-        "idle_timeout": rng.choice([0.0, 0.5]),
-        "max_wait": rng.choice([0.0, 1.0, 2.5]),
-    }
     found["model"] = MODELS[0]
-    others = MODELS[1 : rng.randint(2, 3)]
-    made["groups"] = {"a": {}}
-    for name, model in zip("bc", others, strict=False):
-        made["groups"][name] = {"model": model, "cost": _cost(rng)}
+    made["groups"] = {"a": {"replicas": rng.randint(1, 2)}}
+    for name, model in zip("bc", MODELS[1 : rng.randint(2, 3)], strict=False):
+        made["groups"][name] = {"replicas": rng.randint(1, 2), "model": model, "cost": _cost(rng)}
 
 
 APART: dict[str, Callable[[Random, Values, Values], None]] = {
     "pools": _pools,
     "encoders": _encoders,
-    "sleepers": _sleepers,
+    "models": _models,
 }
 
 
@@ -263,11 +256,19 @@ def draw_fleet(rng: Random) -> tuple[Values, Workload]:
         "predictor": {"kind": "noisy", "sigma": rng.choice([0.0, 0.5])},
     }
     found["cluster"] = _cluster(rng, found)
-    free = not {"sleep_mode", "kv_transfer", "ec_transfer"} & {*found["cluster"]}
+    free = not {"kv_transfer", "ec_transfer"} & {*found["cluster"]} and not _models_of(found)
     if free and found["model"] == "tiny-test" and rng.random() < 0.2:
         found["engine"] = _engine(rng, VLLMS, extras=0) | {"scheduling_policy": rng.choice(KEYS)}
         found["engine"] |= {"enable_lora": True, "max_loras": rng.randint(1, 2)}
     return found, _workload(rng, found)
+
+
+def _models_of(found: Values) -> list[str]:
+    """Return the models that a fleet serves, if they are several."""
+    models = [
+        group.get("model", MODELS[0]) for group in found["cluster"].get("groups", {}).values()
+    ]
+    return models if len({*models}) > 1 else []
 
 
 def _workload(rng: Random, found: Values) -> Workload:
@@ -289,8 +290,8 @@ def _workload(rng: Random, found: Values) -> Workload:
         load.max_concurrency = rng.randint(1, 8)
     if images or rng.random() < 0.5:
         load.segments = [_contents(rng, load, i, images) for i in ids]
-    if "sleep_mode" in found["cluster"]:
-        load.model = [rng.choice(MODELS[: len(found["cluster"]["groups"])]) for _ in ids]
+    if models := _models_of(found):
+        load.model = [rng.choice(models) for _ in ids]
     elif "enable_lora" in found["engine"]:
         load.model = [rng.choice(["", "x", "y", "z"]) for _ in ids]
     if rng.random() < 0.25:
