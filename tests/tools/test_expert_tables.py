@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.models.dtypes import bytes_of
 from simulator.models.load import load_model
 from tools.profiles.aiconfigurator import Experts
 from tools.profiles.attention import has_latent, read_latent, read_linear
@@ -75,6 +76,34 @@ def test_even_choices_meet_fewer_experts_than_a_balanced_step_can(tmp_path: Path
     assert seconds[:3] * 1e3 == pytest.approx([2, 3.5, 8 * (1 - 0.75**4)], rel=1e-6)
     assert seconds[-1] * 1e3 == pytest.approx(8)
     assert times["power_law_1.2"][1][:3] * 1e3 == pytest.approx([1, 2, 4])
+
+
+def test_tokens_that_choose_by_a_law_miss_experts_that_its_rounded_loads_meet(
+    tmp_path: Path,
+) -> None:
+    """64 tokens of gpt-oss draw 256 loads from 1 to 51; what reading the missed takes is left out.
+
+    With AIConfigurator's sampler 88 of 128 experts have a load, and 80 are met by draws.
+    """
+    oss = load_model("gpt-oss-120b")
+    data = moe(tmp_path, expert_rows((2880, 2880, 4, 128), "w4a16_mxfp4"))
+    times = Experts(data, H100, oss, "mxfp4").seconds(2)
+    assert times is not None
+    tokens, seconds = times["power_law_1.2"]
+    left_out = 0.5 * np.minimum(4 * tokens, 128) / 2 - 1e3 * seconds
+    lost = dict(zip(tokens.tolist(), left_out.tolist(), strict=True))
+    each = 3 * 2880 * 2880 * bytes_of("mxfp4") / 2 / H100.gpu.bandwidth
+    missed = lost.pop(64) / 1e3 / each
+    assert set(np.round(list(lost.values()), 9)) == {0.0}  # of other steps nothing
+
+    generator = np.random.default_rng(0)
+    share = np.linspace(1 / 256, 1 - 1 / 256, 128)
+    loads = (1 + share * (51.2**-0.2 - 1)) ** (1 / -0.2)
+    loads *= 256 / loads.sum()
+    draws = np.log(loads) + generator.gumbel(size=(200, 64, 128))
+    chosen = np.argpartition(-draws, 4)[..., :4].reshape(200, -1)
+    met = np.mean([len(np.unique(step)) for step in chosen])
+    assert missed == pytest.approx((loads >= 0.5).sum() - met, abs=1.5)
 
 
 def test_large_steps_leave_tiles_half_empty(tmp_path: Path) -> None:
