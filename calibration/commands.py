@@ -378,7 +378,11 @@ def validate(
         raise HeadwayError(f"{VALIDATE}, one of the two")
     if measured is not None:
         return _validate_measured(
-            *(measured, run or [], json, out, reading),
+            measured,
+            run or [],
+            json=json,
+            out=out,
+            reading=reading,
             cells=[*(cells or []), *([f"command={command}"] if command else [])],
             profile=profile,
             sensitivity=sensitivity,
@@ -406,10 +410,10 @@ def validate(
 def _validate_measured(
     folder: Path,
     wanted: list[str],
+    *,
     json: Path | None,
     out: Path | None,
     reading: Reading,
-    *,
     cells: list[str],
     profile: str | None,
     sensitivity: bool,

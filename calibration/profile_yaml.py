@@ -41,7 +41,7 @@ MEANINGS = {
 }
 
 
-def join_blocks(*blocks: Iterable[str]) -> str:
+def join_blocks(blocks: Iterable[Iterable[str]]) -> str:
     """Join blocks of lines with an empty line between them."""
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
 

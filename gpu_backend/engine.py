@@ -73,16 +73,16 @@ class Engine:
     Raises HeadwayError where the device is not there or the model does not fit it.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         spec: ModelSpec,
         num_blocks: int,
         block_size: int = 16,
         device: str = "cpu",
         dtype: torch.dtype | str | None = None,
+        *,
         weights: Path | None = None,
         seed: int = 0,
-        *,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
         graphs: bool = True,
@@ -101,7 +101,7 @@ class Engine:
         if on_cuda:
             work = work_bytes(spec, max_num_seqs, max_num_batched_tokens, self.dtype)
             work += graph_bytes(spec, max_num_seqs, mixed_sizes, self.dtype) if graphs else 0
-        check_fits(spec, num_blocks, block_size, self.device, self.dtype, work)
+        check_fits(spec, num_blocks, block_size, self.device, self.dtype, work=work)
         if not on_cuda:
             torch.set_num_threads(1)
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -138,7 +138,7 @@ class Engine:
             self.states, self.block_size, self.device,
             capture_sizes=sizes_for(self._max_num_seqs) if graphs else (),
             mixed_sizes=self._mixed_sizes if graphs else (),
-            max_blocks=min(blocks, self.num_blocks), tile_rows=prefill_cut(self.dtype)[0],
+            max_blocks=min(blocks, self.num_blocks), tile_rows=prefill_cut(self.dtype).rows,
         )  # fmt: skip
         self.graphs = Graphs(self.model, self.inputs) if graphs else None
 
@@ -181,7 +181,9 @@ class Engine:
             self.states.append(emitting, tokens)
         host_s = ready - begun + time.thread_time() - over
         wall_s = time.perf_counter() - wall
-        return Measured(device_s, host_s, wall_s, launch_s, 0.0, 0.0, batch.bucket, len(host.emits))
+        return Measured(
+            device_s, host_s, wall_s, launch_s, bucket=batch.bucket, n_logits=len(host.emits)
+        )
 
     @property
     def gpu_name(self) -> str:
@@ -360,12 +362,13 @@ def _layer_width(spec: ModelSpec) -> int:
     return wide + 2 * (spec.num_attention_heads + spec.num_key_value_heads) * spec.head_dim
 
 
-def check_fits(  # noqa: PLR0917
+def check_fits(
     spec: ModelSpec,
     num_blocks: int,
     block_size: int,
     device: torch.device,
     dtype: torch.dtype,
+    *,
     work: int = 0,
 ) -> None:
     """Raise HeadwayError where weights, cache and `work` bytes do not fit what is left."""

@@ -24,19 +24,16 @@ from simulator.core.request import Chunk, Request
 IDS, POSITIONS, SLOTS, LENGTHS = range(4)
 """Lines of a step's numbers, one below the other; a step with prompts has lengths apart."""
 NONE: Ints = np.zeros(0, np.int32)
+NO_TILES: Ints = np.zeros((0, 4), np.int32)
 
 
 @dataclass(slots=True)
 class HostInputs:
     """What the host knows of a step's n sequences, as int32 arrays."""
 
-    starts: Ints  # [n] tokens in the cache before this step
     counts: Ints  # [n] new tokens
-    lengths: Ints  # [n] tokens in the cache after it: starts + counts
+    lengths: Ints  # [n] tokens in the cache after it, the new ones included
     query_starts: Ints  # [n + 1] where each one's new tokens begin among the T
-    ids: Ints  # [T] the new tokens
-    positions: Ints  # [T]
-    slots: Ints  # [T]
     tables: Ints  # [n, width]
     emits: Ints  # [m]
     longest: int  # of the lengths
@@ -176,7 +173,7 @@ class InputBatchBuilder:
         tables = np.zeros((1, aligned(1)), np.int32)
         lines = np.zeros((3 if mixed else 4, 0), np.int32)
         if mixed:
-            return self._send_mixed(size, 0, lines, NONE, NONE.reshape(0, 4), tables, NONE)[0]
+            return self._send_mixed(size, lines, tables)[0]
         return self._send_decodes(size, lines, tables)[0]
 
     def build(
@@ -246,13 +243,9 @@ class InputBatchBuilder:
         lines = np.array((ids, starts, slots, starts + 1), np.int32)
         batch, lines, tables, staging = self._send_decodes(self.bucket(n), lines, tables)
         batch.on_host = HostInputs(
-            starts=lines[POSITIONS],
             counts=np.ones(n, np.int32),
             lengths=lines[LENGTHS],
             query_starts=each,
-            ids=lines[IDS],
-            positions=lines[POSITIONS],
-            slots=lines[SLOTS],
             tables=tables,
             emits=each[:n],
             longest=longest,
@@ -276,8 +269,9 @@ class InputBatchBuilder:
             parts.append(np.arange(n, dtype=np.int32))
         arrays, (there, ids, positions, slots, lengths, blocks, *emits) = staging.stage(parts)
         batch = InputBatch(
-            size, ids, positions, slots, lengths, there, blocks.view(-1, width),
-            emits[0] if emits else ids, bucket=bucket,
+            decodes=size, ids=ids, positions=positions, slots=slots, lengths=lengths,
+            width=there, tables=blocks.view(-1, width), emits=emits[0] if emits else ids,
+            bucket=bucket,
         )  # fmt: skip
         return batch, staging.lines(4, size)[:, :n], arrays[5].reshape(-1, width), staging
 
@@ -301,7 +295,7 @@ class InputBatchBuilder:
         slots = states.block_tables[each, block] * size + offset
         tables = states.block_tables[rows, : aligned(-(-longest // size))]
         lines = np.array((states.token_ids[each, positions], positions, slots), np.int32)
-        tiles = NONE.reshape(0, 4)
+        tiles = NO_TILES
         if self.tile_rows and decodes < len(rows):
             tiles = prefill_tiles(
                 starts[decodes:], counts[decodes:], decodes, self.tile_rows, decodes
@@ -309,42 +303,39 @@ class InputBatchBuilder:
         bucket = 0
         if 0 < len(rows) - decodes <= MIXED_GRAPH_PROMPTS and decodes <= self._max_decodes:
             bucket = next_size(self.mixed_sizes, total)
-        batch, lines, tables = self._send_mixed(
-            bucket, decodes, lines, lengths, tiles, tables, ends[emitting] - 1
+        emits = ends[emitting] - 1
+        batch, tables = self._send_mixed(
+            bucket, lines, tables, decodes=decodes, lengths=lengths, tiles=tiles, emits=emits
         )
         batch.on_host = HostInputs(
-            starts=starts,
             counts=counts,
             lengths=lengths,
             query_starts=np.append(np.zeros(1, np.int32), ends),
-            ids=lines[IDS],
-            positions=lines[POSITIONS],
-            slots=lines[SLOTS],
             tables=tables,
-            emits=ends[emitting] - 1,
+            emits=emits,
             longest=longest,
         )
         return batch
 
-    def _send_mixed(  # noqa: PLR0917
+    def _send_mixed(
         self,
         bucket: int,
-        decodes: int,
         lines: Ints,
-        lengths: Ints,
-        tiles: Ints,
         tables: Ints,
-        emits: Ints,
-    ) -> tuple[InputBatch, Ints, Ints]:
+        *,
+        decodes: int = 0,
+        lengths: Ints = NONE,
+        tiles: Ints = NO_TILES,
+        emits: Ints = NONE,
+    ) -> tuple[InputBatch, Ints]:
         """Send ids, positions and slots [3, T] and what attention needs, padded if so wanted.
 
         A graph launches attention for the most rows and tiles that it has room for; those without
-        keys end at once. Also give the lines and the tables where they are sent from.
+        keys end at once. Also give the tables where they are sent from.
         """
         staging = self._graph_staging if bucket else self._staging
         assert staging is not None
-        total, width = lines.shape[1], tables.shape[1]
-        size = bucket or total
+        size, width = bucket or lines.shape[1], tables.shape[1]
         if bucket:
             rows = min(size, self._max_decodes)
             lengths = _grown(lengths[:decodes], rows)
@@ -354,10 +345,11 @@ class InputBatchBuilder:
         parts = [np.array([width], np.int32), *_padded(lines, size), lengths, tiles, tables, emits]
         arrays, (there, ids, positions, slots, ends, cut, blocks, last) = staging.stage(parts)
         batch = InputBatch(
-            decodes, ids, positions, slots, ends, there, blocks.view(-1, width), last,
-            cut.view(-1, 4) if len(tiles) else None, bucket=bucket, mixed=bool(bucket),
+            decodes=decodes, ids=ids, positions=positions, slots=slots, lengths=ends,
+            width=there, tables=blocks.view(-1, width), emits=last,
+            tiles=cut.view(-1, 4) if len(tiles) else None, bucket=bucket, mixed=bool(bucket),
         )  # fmt: skip
-        return batch, staging.lines(3, size)[:, :total], arrays[6].reshape(-1, width)
+        return batch, arrays[6].reshape(-1, width)
 
 
 def next_size(sizes: Sequence[int], count: int) -> int:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, thread_time
-from typing import Literal, Protocol
+from typing import Literal
 
 import simpy
 from simpy.rt import RealtimeEnvironment
@@ -17,6 +17,7 @@ from gpu_backend.engine import Engine, Measured
 from gpu_backend.executor import TorchExecutor
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
+from simulator.core.engine_config import EngineConfig
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
@@ -33,7 +34,8 @@ Progress = Callable[[float, int, int], None]
 CONTENTION_RATIO = 1.3  # wall time / CPU time above which somebody else was using the CPU
 MIN_STEP_SECONDS = 1e-9  # s: no step takes no time
 WARM_UP_STEPS = (
-    *((1, 0), (4, 0), (16, 0), (4, 64)),
+    *((decodes, 0) for decodes in (1, 4, 16)),
+    (4, 64),
     *((0, tokens) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
 )
 """Decodes and prompt tokens of each; on a CPU without prompts of more than 256."""
@@ -51,26 +53,16 @@ class LiveStep:
     decodes: int
     context: int
     chunks: tuple[tuple[int, int], ...]  # of prompts: (cached, new)
-    swapped_out: tuple[int, ...]  # blocks of each request that went to the host
-    swapped_in: tuple[int, ...]
     measured: Measured
-
-
-class TimedExecutor(Executor, Protocol):
-    """An executor that says in detail what its last step took; TorchExecutor is one."""
-
-    last: Measured
-
-    @property
-    def device(self) -> str:
-        """cpu or cuda."""
+    swapped_out: tuple[int, ...] = ()  # blocks of each request that went to the host
+    swapped_in: tuple[int, ...] = ()
 
 
 class ShadowExecutor:
     """Carries out steps on the device beside the cost model, and keeps what both say they take."""
 
     def __init__(
-        self, env: simpy.Environment, live: TimedExecutor, model: Executor, clock: Clock
+        self, env: simpy.Environment, live: TorchExecutor, model: Executor, clock: Clock
     ) -> None:
         self.env = env
         self.live = live
@@ -121,16 +113,19 @@ class LiveRun:
     device: str
 
 
+def several_devices(wanted: EngineConfig, engine: str) -> list[str]:
+    """Return a line for each key of `engine:` that asks for more than one device."""
+    keys = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    several = [key for key in keys if getattr(wanted, key) > 1]
+    return [f"engine.{key}: {engine} runs on one device" for key in several]
+
+
 def build_engine(
     scenario: Scenario, spec: EngineSpec, device: str, *, graphs: bool = True
 ) -> Engine:
     """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
     wanted = scenario.engine
-    wrong = [
-        f"engine.{key}: the engine runs on one device"
-        for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        if getattr(wanted, key) > 1
-    ]
+    wrong = several_devices(wanted, "the engine")
     if wanted.data_parallel_size == 1 and scenario.cluster is not None:
         wrong.append("cluster: the engine is one, without a router")
     if wanted.quantization:

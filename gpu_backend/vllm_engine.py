@@ -21,17 +21,17 @@ import numpy as np
 import simpy
 
 from gpu_backend.engine import Measured
-from gpu_backend.live import Clock, LiveRun, LiveStep, Progress
+from gpu_backend.live import Clock, LiveRun, LiveStep, Progress, several_devices
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
 from simulator.build.policy_table import VLLM_POLICIES
 from simulator.core.log import (
     LENGTH,
     REJECTED,
+    STEP_ROW,
     STOP,
     UNFINISHED,
     Log,
-    pack_request,
     pack_run,
     pack_span,
     pack_step,
@@ -93,11 +93,7 @@ class VllmEngine:
 
     def __init__(self, scenario: Scenario, parts: EngineSpec) -> None:
         wanted = scenario.engine
-        wrong = [
-            f"engine.{key}: --engine vllm runs on one device"
-            for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-            if getattr(wanted, key) > 1
-        ]
+        wrong = several_devices(wanted, "--engine vllm")
         if scenario.cluster is not None:
             wrong.append("cluster: --engine vllm is one engine, without a router")
         if wanted.policy_name not in VLLM_POLICIES:
@@ -270,11 +266,11 @@ class _Replica:
             told = _Told(
                 start,
                 parts,
-                waiting,
-                len(scheduler.running),
-                pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
-                sum(one.num_computed_tokens for one in scheduler.running),
-                [*(getattr(output, "preempted_req_ids", None) or ())],
+                waiting=waiting,
+                running=len(scheduler.running),
+                blocks=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+                kv_tokens=sum(one.num_computed_tokens for one in scheduler.running),
+                preempted=[*(getattr(output, "preempted_req_ids", None) or ())],
             )
             self.told.append(told)
         return output
@@ -305,11 +301,20 @@ class _Replica:
         decodes, ghosts = len(heard), sum(part[3] for part in told.parts) - len(heard)
         context = sum(cached + new for _, cached, new, decoding in told.parts if decoding)
         pairs = sum(new * cached + new * (new + 1) // 2 for cached, new in chunks)
-        row = (
-            *(context, pairs, told.kv_tokens, sum(new for _, new in chunks), decodes, ghosts),
-            *(told.running, told.waiting, told.blocks, len(chunks), len(told.preempted)),
-        )
-        self.log.step_rows += pack_span(start, end, 1) + pack_step(*row)
+        row = {
+            "context": context,
+            "prefill_context": pairs,
+            "kv_tokens": told.kv_tokens,
+            "prefill_tokens": sum(new for _, new in chunks),
+            "decodes": decodes,
+            "wasted": ghosts,
+            "running": told.running,
+            "waiting": told.waiting,
+            "blocks_used": told.blocks,
+            "prefills": len(chunks),
+            "preempted": len(told.preempted),
+        }
+        self.log.step_rows += pack_span(start, end, 1) + pack_step(*(row[key] for key in STEP_ROW))
         tick = len(self.log.tick_ends)
         if decodes:
             self.log.tick_ends.append(end)
@@ -322,10 +327,16 @@ class _Replica:
         seconds, predicted = max(end - start, 1e-9), self.parts.cost.execute(whole).seconds
         self.timings.append(
             LiveStep(
-                start, seconds, predicted, nan, decodes + ghosts, context, chunks,
-                (), (), Measured(device_s=nan, host_s=nan, wall_s=seconds),
+                start=start,
+                seconds=seconds,
+                predicted_s=predicted,
+                schedule_s=nan,
+                decodes=decodes + ghosts,
+                context=context,
+                chunks=chunks,
+                measured=Measured(device_s=nan, host_s=nan, wall_s=seconds),
             )
-        )  # fmt: skip
+        )
 
     def _advance(
         self, name: str, told: _Told, span: tuple[float, float], cached: int, tick: int
@@ -362,10 +373,7 @@ class _Replica:
             self.log.run_rows += pack_run(request.run_start, request.id, one.first_tick, one.ticks)
 
     def _record(self, request: Request, reason: int) -> None:
-        self.log.request_rows += pack_request(
-            *(request.first_scheduled, request.first_token, request.finish, request.id),
-            *(request.preemptions, request.cached, request.generated, reason),
-        )
+        self.log.record(request, reason, request.generated, request.first_token)
         if self.on_finish is not None:
             self.on_finish(request)
 

@@ -56,13 +56,21 @@ CLASSES = ("qwen3_next", "nemotron_h", "granitemoehybrid", "qwen3_5")
 UNUSED = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
 FIELDS = {
     "scheduler_config": (
-        *("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling"),
-        *("long_prefill_token_threshold", "watermark", "prefill_schedule_interval"),
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enable_chunked_prefill",
+        "async_scheduling",
+        "long_prefill_token_threshold",
+        "watermark",
+        "prefill_schedule_interval",
         "scheduler_reserve_full_isl",
     ),
     "cache_config": (
-        *("block_size", "gpu_memory_utilization", "enable_prefix_caching"),
-        *("prefix_cache_retention_interval", "mamba_cache_mode"),
+        "block_size",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "prefix_cache_retention_interval",
+        "mamba_cache_mode",
     ),
 }
 """What is compared; a release may lack some."""

@@ -85,7 +85,7 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     file = RowFile(out / STEPS)
     write_meta(out / META, meta)
     try:
-        measure_all(engine, setup, file, until, echo)
+        measure_all(engine, setup, file, until, echo=echo)
     except KeyboardInterrupt:
         echo("interrupted: fitting the steps measured so far")
     finally:
@@ -96,11 +96,12 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     return refit(out / STEPS, out, echo)
 
 
-def measure_all(  # noqa: PLR0917
+def measure_all(
     engine: "Engine",
     setup: Setup,
     file: RowFile,
     until: float,
+    *,
     echo: Echo = print,
     clock: Callable[[], float] = monotonic,
 ) -> None:

@@ -158,7 +158,7 @@ def fit_rows(
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
     trained, left = judge(cost, samples), _residuals(judged, unseen)
     limits = limits_of([sample.row for sample in samples])
-    return StepFit(cost, limits, samples, trained, held_out, judged, left)
+    return StepFit(cost, limits, samples, trained, held_out=held_out, judged=judged, residuals=left)
 
 
 def with_buckets(rows: Iterable[Row], sizes: Sequence[int]) -> list[Row]:
@@ -177,7 +177,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
     rows = [sample.row for sample in unseen]
     return residuals(
         np.array([cost.execute(row.step).seconds for row in rows]),
-        np.array([sample.seconds for sample in unseen]),
+        _seconds(unseen),
         **{name: np.array([getattr(row, name) for row in rows], float) for name in SIZES},
     )
 
@@ -185,7 +185,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
 def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     """Compare a cost with samples."""
     predicted = np.array([cost.execute(sample.row.step).seconds for sample in samples])
-    return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
+    return Errors.of(predicted, _seconds(samples))
 
 
 def _as_launched(row: Row) -> Row:
@@ -276,7 +276,7 @@ def _some(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 def _with_floor(samples: Sequence[Sample], form: Form) -> Form:
     """Choose the seconds that a step launched kernel by kernel takes at least, 0: no such floor."""
-    times = np.array([sample.seconds for sample in samples])
+    times = _seconds(samples)
     best = (_fit_form(samples, samples, form)[1] * (1.0 - FLOOR_GAIN), form)
     for floor in np.quantile(times, np.linspace(0.0, 0.5, FLOORS)):
         one = replace(form, floor=float(floor))
@@ -311,17 +311,21 @@ def _held_out_loss(samples: Sequence[Sample], form: Form) -> float:
 def _fit_form(seen: Sequence[Sample], judged: Sequence[Sample], form: Form) -> tuple[Floats, float]:
     """Fit coefficients to some samples; also give the weighted squared error of others."""
 
-    def table(samples: Sequence[Sample]) -> tuple[Floats, Floats, Floats]:
+    def table(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
         rows = [features_of(sample.row, form) for sample in samples]
         floors = np.array([0.0 if sample.row.bucket else form.floor for sample in samples])
-        return np.array(rows), np.array([sample.seconds for sample in samples]), floors
+        return np.array(rows), floors
 
-    features, measured, floors = table(seen)
-    found = solve(features, measured, _weights(seen), floors)
+    features, floors = table(seen)
+    found = solve(features, _seconds(seen), _weights(seen), floors)
     if judged is not seen:
-        features, measured, floors = table(judged)
-    off = np.maximum(features @ found, floors) / measured - 1.0
+        features, floors = table(judged)
+    off = np.maximum(features @ found, floors) / _seconds(judged) - 1.0
     return found, float((_weights(judged) * off**2).sum())
+
+
+def _seconds(samples: Sequence[Sample]) -> Floats:
+    return np.array([sample.seconds for sample in samples])
 
 
 def _weights(samples: Sequence[Sample]) -> Floats:

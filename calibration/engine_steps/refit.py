@@ -144,7 +144,7 @@ def steps_profile(fit: StepFit, meta: Mapping[str, object]) -> str:
     hardware = {"gpu": gpu, "tensor_parallel_size": 1, "dtype": dtype, "kv_cache_dtype": dtype}
     title = f"What a step of {model} costs in our own torch engine on one {gpu}"
     terms = {k: v for k, v in cost_block(fit.cost).items() if v and k not in NOT_TERMS}
-    return join_blocks(
+    blocks = (
         [
             *head_lines(title, "`headway calibrate` from measured steps", model, hardware),
             f"engine: headway gpu_backend, torch {meta['torch']}, blocks of {meta['block_size']}",
@@ -164,6 +164,7 @@ def steps_profile(fit: StepFit, meta: Mapping[str, object]) -> str:
             f"  processor: {meta['processor']}",
         ],
     )
+    return join_blocks(blocks)
 
 
 def _graph_lines(fit: StepFit) -> Iterator[str]:

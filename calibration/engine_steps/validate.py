@@ -33,7 +33,7 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.files import write_together
+from simulator.util.files import Contents, write_together
 
 METRICS = (
     ("request_throughput", "Request throughput"),
@@ -126,13 +126,9 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     metrics = [(metric.label, metric.error, metric.band) for metric in found.free]
     title = f"Simulation against a live run on {found.device}"
     text = json.dumps(_null_for_nan(asdict(found)), indent=1, allow_nan=False)
-    write_together(
-        out or folder,
-        {
-            "validation.json": text.encode() + b"\n",
-            "validation.png": partial(plot_live, title, parts, metrics),
-        },
-    )
+    draw = partial(plot_live, title, parts, metrics)
+    files: dict[str, Contents] = {"validation.json": f"{text}\n".encode(), "validation.png": draw}
+    write_together(out or folder, files)
     return found
 
 

@@ -202,7 +202,9 @@ def _predict(
         measured["request_throughput"] = max(rate, measured.get("request_throughput", 0.0))
     outcome.impossible = why_impossible(
         measured,
-        *(spec.model, spec.gpu, scenario.engine),
+        spec.model,
+        spec.gpu,
+        scenario.engine,
         servers=(run.count("replicas") or 1) * scenario.engine.data_parallel_size,
         computed=means["computed"],
         output=means["output"],

@@ -88,7 +88,9 @@ def ask(url: str) -> Server:
         )
     labels = dict(re.findall(r'(\w+)="([^"]*)"', caches[0]))
     name = str(first.get("root") or first["id"])
-    return Server(root, release[1], first["id"], name, length, labels)
+    return Server(
+        root, release[1], model=first["id"], root=name, max_model_len=length, cache=labels
+    )
 
 
 def look(root: str) -> Poll:

@@ -61,12 +61,12 @@ def calibrate_server(
     echo(f"it does not tell, and vLLM's default is taken unless set: {', '.join(untold)}")
     drive = Drive(
         server,
-        load_model(loaded.known_model, loaded.folder).vocab_size,
-        loaded.engine.max_num_seqs,
-        60.0 * minutes,
-        max_rate,
-        steps,
-        echo,
+        vocab_size=load_model(loaded.known_model, loaded.folder).vocab_size,
+        max_num_seqs=loaded.engine.max_num_seqs,
+        seconds=60.0 * minutes,
+        max_rate=max_rate,
+        steps=steps,
+        echo=echo,
         kept=lambda sent: _write_load(out, len(drive.sent), sent),
     )
     drive.run()

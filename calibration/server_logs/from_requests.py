@@ -67,13 +67,7 @@ def calibrate_from_requests(source: Path, scenario: Scenario, out: Path, **readi
     del about["cost"]
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
     profile = _profile(fit, scenario, source)
-    write_together(
-        out,
-        {
-            name: profile.encode(),
-            "calibration.json": text.encode(),
-        },
-    )
+    write_together(out, {name: profile.encode(), "calibration.json": text.encode()})
     doubts = _doubts(fit)
     if doubts:
         warnings.warn(
@@ -153,12 +147,12 @@ def fit_log(log: RequestLog) -> LogFit:
             errors[name] = first, second
             first, second = (float(said.mean() / here.mean() - 1) for said in both)
             means[name] = first, second
-    left = _residuals(log, half, unseen)
     cost = with_terms(log.cost, found)
     hosts = [term.interval or () for term in terms if term.name == "host"]
     if hosts:
         cost = cost.with_host(host_interval=hosts[0])
-    return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
+    left, judged = _residuals(log, half, unseen), int(unseen.sum())
+    return LogFit(cost, terms, errors, means, residuals=left, requests=len(unseen), held_out=judged)
 
 
 def _no_worse(log: RequestLog, before: Floats, found: Floats, blocks: Flags) -> Floats:

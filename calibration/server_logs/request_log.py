@@ -186,7 +186,7 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
         what = "it is of a pipeline, or of data-parallel ranks that share experts"
         raise HeadwayError(f"cost {cost.name}: has no terms to fit: {what}")
     block = np.arange(len(requests)) * BLOCKS // len(requests)
-    return RequestLog(requests, workload, scenario, cost, whole, block)
+    return RequestLog(requests, workload, scenario, cost, whole_cost=whole, block=block)
 
 
 def _check_misspelt(path: Path, requests: Requests) -> None:

@@ -241,14 +241,15 @@ def rope_store(
     at = base + (head * group + member)[:, None] * dim + across[None, :]
     a, b = tl.load(at, mask=real, other=0.0), tl.load(at + half, mask=real, other=0.0)
     kind = qkv.dtype.element_ty
-    a, b = _turn(a, b, c, s, low_q, high_q, eps, dim, norms)
+    a, b = _turn(a, b, c, s, low=low_q, high=high_q, eps=eps, dim=dim, norms=norms)
     tl.store(at, a.to(kind), mask=real)
     tl.store(at + half, b.to(kind), mask=real)
     slot = tl.load(slots + row).to(tl.int64)
     if slot >= 0:
         into = (slot * kv_heads + head) * dim + across[None, :]
         own = base + (heads + head) * dim + across[None, :]
-        u, w = _turn(tl.load(own), tl.load(own + half), c, s, low_k, high_k, eps, dim, norms)
+        u, w = tl.load(own), tl.load(own + half)
+        u, w = _turn(u, w, c, s, low=low_k, high=high_k, eps=eps, dim=dim, norms=norms)
         tl.store(k_cache + into, u.to(kind))
         tl.store(k_cache + into + half, w.to(kind))
         own += kv_heads * dim

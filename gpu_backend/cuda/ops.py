@@ -1,4 +1,3 @@
-# ruff: noqa: PLR0917
 """Launches of the Triton kernels: how many programs, which tile sizes, and where scratch lies.
 
 Two launches (and a sum) per layer: rows with one new token go through split-KV decode, rows with
@@ -8,6 +7,7 @@ more through the tiled prefill. They add up, so a mixed step costs what its two 
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,11 +53,19 @@ def decode_tile(dim: int, dtype: torch.dtype) -> int:
     return DECODE_TILE or (128 if dim <= 64 and dtype.itemsize == 2 else 64)
 
 
-def prefill_cut(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Queries and keys of a prefill tile, and its warps; float32 has room for fewer queries."""
+class PrefillCut(NamedTuple):
+    """How prefill is cut into programs."""
+
+    rows: int  # queries of a tile
+    tile: int  # keys at a time
+    warps: int
+
+
+def prefill_cut(dtype: torch.dtype) -> PrefillCut:
+    """Return the cut of prefill; float32 has room for fewer queries."""
     if dtype.itemsize > 2:
-        return 32, PREFILL_TILE, 4
-    return PREFILL_ROWS, PREFILL_TILE, PREFILL_WARPS
+        return PrefillCut(rows=32, tile=PREFILL_TILE, warps=4)
+    return PrefillCut(PREFILL_ROWS, PREFILL_TILE, PREFILL_WARPS)
 
 
 @dataclass(slots=True)
@@ -79,65 +87,57 @@ class Scratch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PagedLayer:
+    """Keys and values of one layer, and the pages in which each sequence finds its own."""
+
+    keys: Tensor  # [slots, kv_heads, dim]
+    values: Tensor
+    tables: Tensor  # [sequences, width[0]] int32
+    width: Tensor  # [1] int32
+    page: int = 16  # slots
+
+
 def decode(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    width: Tensor,
-    lengths: Tensor,
-    out: Tensor,
-    scratch: Scratch,
-    *,
-    page: int = 16,
-    splits: int = 0,
+    q: Tensor, layer: PagedLayer, lengths: Tensor, out: Tensor, scratch: Scratch, *, splits: int = 0
 ) -> None:
     """Attend for one new token per row.
 
-    q and out are [rows, heads, dim], q with any row stride; keys and values [slots, kv_heads,
-    dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. 0 for `splits`
-    takes what `splits_for` says.
+    q and out are [rows, heads, dim], q with any row stride; lengths [rows] int32 with the new
+    token. 0 for `splits` takes what `splits_for` says.
     """
     rows, heads, dim = q.shape
-    kv_heads = keys.shape[1]
+    kv_heads = layer.keys.shape[1]
     splits = splits or splits_for(rows, kv_heads)
     kernels.decode_split[kv_heads, rows, splits](
-        q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
-        q.stride(0), dim**-0.5 * kernels.LOG2E,
+        q=q, k_cache=layer.keys, v_cache=layer.values, tables=layer.tables, width=layer.width,
+        lengths=lengths, out=out, part=scratch.part, lse=scratch.lse,
+        q_stride=q.stride(0), scale=dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power_of_2(heads // kv_heads)),
-        dim=dim, page=page, tile=decode_tile(dim, q.dtype), splits=splits, least=MIN_SPLIT_KEYS,
-        num_warps=DECODE_WARPS, num_stages=DECODE_STAGES,
+        dim=dim, page=layer.page, tile=decode_tile(dim, q.dtype), splits=splits,
+        least=MIN_SPLIT_KEYS, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES,
     )  # fmt: skip
     if splits > 1:
         kernels.decode_combine[(rows * heads,)](
-            scratch.part, scratch.lse, out, dim=dim, splits=splits, num_warps=4
+            part=scratch.part, lse=scratch.lse, out=out, dim=dim, splits=splits, num_warps=4
         )
 
 
-def prefill(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    width: Tensor,
-    tiles: Tensor,
-    out: Tensor,
-    *,
-    page: int = 16,
-) -> None:
+def prefill(q: Tensor, layer: PagedLayer, tiles: Tensor, out: Tensor) -> None:
     """Attend causally for chunks of sequences whose keys are all in the cache already.
 
     `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many rows as `prefill_cut` says; its
-    rows are rows of q and out, its sequences rows of `tables`. The rest is as in `decode`.
+    rows are rows of q and out, its sequences rows of the layer's tables. The rest is as in
+    `decode`.
     """
     _, heads, dim = q.shape
-    kv_heads = keys.shape[1]
-    rows, tile, warps = prefill_cut(q.dtype)
+    kv_heads = layer.keys.shape[1]
+    cut = prefill_cut(q.dtype)
     kernels.prefill_tile[heads, len(tiles)](
-        q, keys, values, tables, width, tiles, out,
-        q.stride(0), dim**-0.5 * kernels.LOG2E,
-        kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=page,
-        rows=rows, tile=tile, num_warps=warps, num_stages=3,
+        q=q, k_cache=layer.keys, v_cache=layer.values, tables=layer.tables, width=layer.width,
+        tiles=tiles, out=out, q_stride=q.stride(0), scale=dim**-0.5 * kernels.LOG2E,
+        kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=layer.page,
+        rows=cut.rows, tile=cut.tile, num_warps=cut.warps, num_stages=3,
     )  # fmt: skip
 
 
@@ -145,6 +145,7 @@ def rope_store(
     qkv: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
+    *,
     turns: Tensor,
     positions: Tensor,
     slots: Tensor,
@@ -161,8 +162,10 @@ def rope_store(
     kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     kernels.rope_store[rows, kv_heads](
-        qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
-        turns, positions, slots, keys, values, eps,
+        qkv=qkv,
+        q_weight=qkv if q_weight is None else q_weight,
+        k_weight=qkv if k_weight is None else k_weight,
+        turns=turns, positions=positions, slots=slots, k_cache=keys, v_cache=values, eps=eps,
         kv_heads=kv_heads, group=heads // kv_heads, padded=_power_of_2(heads // kv_heads),
         dim=dim, norms=q_weight is not None, num_warps=1,
     )  # fmt: skip
@@ -174,7 +177,7 @@ def add_rmsnorm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) 
     rows, size = residual.shape
     out = torch.empty_like(residual)
     kernels.add_rmsnorm[(rows,)](
-        residual if x is None else x, residual, weight, out, eps,
+        x=residual if x is None else x, residual=residual, weight=weight, out=out, eps=eps,
         size=size, block=_power_of_2(size), adds=x is not None, num_warps=8 if size > 2048 else 4,
     )  # fmt: skip
     return out
@@ -185,7 +188,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, both = gate_up.shape
     size = both // 2
     out = gate_up.new_empty(rows, size)
-    kernels.silu_mul[rows, -(-size // 1024)](gate_up, out, size=size, block=1024, num_warps=4)
+    programs = rows, -(-size // 1024)
+    kernels.silu_mul[programs](x=gate_up, out=out, size=size, block=1024, num_warps=4)
     return out
 
 
@@ -226,20 +230,19 @@ class CudaBackend:
         In this order, since in a graph the decodes' launch writes zeros to other rows.
         """
         keys, values = self.cache.keys[number], self.cache.values[number]
-        page, decodes = self.cache.block_size, batch.decodes
+        paged = PagedLayer(keys, values, batch.tables, batch.width, self.cache.block_size)
+        decodes = batch.decodes
         q = rope_store(
-            qkv, layer.q_norm, layer.k_norm, self.rotary, batch.positions, batch.slots,
-            keys, values, self.spec.rms_norm_eps,
+            qkv, layer.q_norm, layer.k_norm,
+            turns=self.rotary, positions=batch.positions, slots=batch.slots,
+            keys=keys, values=values, eps=self.spec.rms_norm_eps,
         )  # fmt: skip
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if decodes:
             self._reserve(decodes)
-            decode(
-                q[:decodes], keys, values, batch.tables, batch.width, batch.lengths, out,
-                self._scratch, page=page,
-            )  # fmt: skip
+            decode(q[:decodes], paged, batch.lengths, out, self._scratch)
         if batch.tiles is not None:
-            prefill(q, keys, values, batch.tables, batch.width, batch.tiles, out, page=page)
+            prefill(q, paged, batch.tiles, out)
         return out.flatten(1)
 
     def _reserve(self, rows: int) -> None:

@@ -22,7 +22,7 @@ LOAD = [
     (float(RANDOM.uniform(0, 60)), int(RANDOM.integers(1, 60)), int(RANDOM.integers(2, 70)))
     for _ in range(40)
 ]
-HOST = ("starts", "counts", "lengths", "query_starts", "ids", "positions", "slots", "emits")
+HOST = ("counts", "lengths", "query_starts", "emits")
 THERE = ("ids", "positions", "slots", "lengths", "emits")
 
 

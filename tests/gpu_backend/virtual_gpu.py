@@ -90,8 +90,8 @@ class Formula:
             total += layers * (2e-6 + max(slow, read / self.cache_bandwidth))
         if mixed:
             total += layers * (2e-6 + EMPTY_ROW_SECONDS * padded)
-        for start, count in zip(host.starts[~alone], host.counts[~alone], strict=True):
-            pairs = float(count) * float(start) + count * (count + 1) / 2
+        for length, count in zip(host.lengths[~alone], host.counts[~alone], strict=True):
+            pairs = float(count) * float(length - count) + count * (count + 1) / 2
             total += layers * (5e-6 + 4.0 * width * pairs / self.attention_flops)
         return total * (1.0 + JITTER * self.random.standard_normal())
 
@@ -202,7 +202,7 @@ def calibrated(engine: VirtualEngine, model: str, budget_s: float) -> StepFit:
     with tempfile.TemporaryDirectory() as folder:
         file = RowFile(Path(folder) / "steps.csv.gz")
         until = engine.seconds + budget_s
-        measure_all(engine, setup, file, until, lambda _: None, lambda: engine.seconds)
+        measure_all(engine, setup, file, until, echo=lambda _: None, clock=lambda: engine.seconds)
         file.flush()
         rows = read_rows(file.path)
     return fit_rows(rows, "wall", engine.capture_sizes, engine.mixed_sizes, launched=True)

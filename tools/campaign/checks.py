@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -35,8 +36,18 @@ from tools.campaign.kernel_checks import (
     make_row,
 )
 
-SMALL = ModelSpec("small", 2, 64, 4, 2, 32, 96, 256, max_position_embeddings=512)
-NORMED = ModelSpec("normed", 2, 64, 4, 2, 32, 96, 256, qk_norm=True, max_position_embeddings=512)
+SMALL = ModelSpec(
+    name="small",
+    num_hidden_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=96,
+    vocab_size=256,
+    max_position_embeddings=512,
+)
+NORMED = replace(SMALL, name="normed", qk_norm=True)
 MIXED_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of logits, as `check_logits` has
 WIDTHS = (16, 512)  # blocks of a row of the block tables that graphs are replayed with
 
@@ -286,8 +297,18 @@ def list_checks(device: str) -> list[Check]:
     small, bf16 = torch.float32, torch.bfloat16
     checks: list[Check] = []
     if torch.device(device).type == "cuda":
-        shape = ModelSpec("8b_shape", 2, 4096, 32, 8, 128, 14336, 128256, rms_norm_eps=1e-5,
-            max_position_embeddings=8192)  # fmt: skip
+        shape = ModelSpec(
+            name="8b_shape",
+            num_hidden_layers=2,
+            hidden_size=4096,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=14336,
+            vocab_size=128256,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=8192,
+        )
         checks += [
             (5, lambda: check_attention(device, bf16, AttentionShape(32, 8, 128))),
             (2, lambda: check_fused(device, bf16)),

@@ -58,9 +58,10 @@ class AttentionCase:
         self.sizes, self.device, self.dtype = sizes, device, dtype
         self.pages = -(-longest // PAGE)
         blocks = 4 * self.pages
-        self.k, self.v = (self.randn(blocks * PAGE, sizes.kv_heads, sizes.dim) for _ in range(2))
-        self.tables = torch.randint(1, blocks, (8, self.pages), dtype=torch.int32, device=device)
-        self.width = torch.tensor([self.pages], dtype=torch.int32, device=device)
+        keys, values = (self.randn(blocks * PAGE, sizes.kv_heads, sizes.dim) for _ in range(2))
+        tables = torch.randint(1, blocks, (8, self.pages), dtype=torch.int32, device=device)
+        width = torch.tensor([self.pages], dtype=torch.int32, device=device)
+        self.layer = ops.PagedLayer(keys, values, tables, width, PAGE)
 
     def randn(self, *shape: int) -> Tensor:
         """Random numbers in the dtype under test."""
@@ -68,9 +69,10 @@ class AttentionCase:
 
     def dense(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Gather a row's keys and values."""
-        pages = self.tables[row].long()
-        shape = (-1, PAGE, *self.k.shape[1:])
-        k, v = (x.view(shape)[pages].flatten(0, 1)[:length] for x in (self.k, self.v))
+        layer = self.layer
+        pages = layer.tables[row].long()
+        shape = (-1, PAGE, *layer.keys.shape[1:])
+        k, v = (x.view(shape)[pages].flatten(0, 1)[:length] for x in (layer.keys, layer.values))
         return k, v
 
     def decode(self, lengths: list[int], splits: int) -> float:
@@ -86,10 +88,7 @@ class AttentionCase:
             torch.full((cells,), math.nan, device=self.device),
         )
         sent = torch.tensor(lengths, dtype=torch.int32, device=self.device)
-        ops.decode(
-            q, self.k, self.v, self.tables, self.width, sent, out, scratch,
-            page=PAGE, splits=splits,
-        )  # fmt: skip
+        ops.decode(q, self.layer, sent, out, scratch, splits=splits)
         wanted = torch.zeros(out.shape, dtype=torch.float64, device=self.device)
         for row, length in enumerate(lengths):
             if length:
@@ -103,9 +102,9 @@ class AttentionCase:
         q = self.randn(total, self.sizes.heads, self.sizes.dim)
         out = torch.full_like(q, math.nan)
         pieces = np.array([starts, new], np.int32)
-        tiles = prefill_tiles(pieces[0], pieces[1], 1, ops.prefill_cut(self.dtype)[0])
+        tiles = prefill_tiles(pieces[0], pieces[1], 1, ops.prefill_cut(self.dtype).rows)
         there = torch.from_numpy(tiles).to(self.device)
-        ops.prefill(q, self.k, self.v, self.tables, self.width, there, out, page=PAGE)
+        ops.prefill(q, self.layer, there, out)
         wanted, first = [], 1
         for row, (start, count) in enumerate(zip(starts, new, strict=True)):
             k, v = self.dense(row, start + count)
@@ -164,7 +163,17 @@ def check_rope(device: str, dtype: torch.dtype) -> Row:
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     sent = [torch.tensor(part, dtype=torch.int32, device=device) for part in (places, slots)]
-    out = ops.rope_store(qkv.clone(), one, two, table, sent[0], sent[1], keys, values, eps)
+    out = ops.rope_store(
+        qkv.clone(),
+        one,
+        two,
+        turns=table,
+        positions=sent[0],
+        slots=sent[1],
+        keys=keys,
+        values=values,
+        eps=eps,
+    )
     wanted_k, stored = rotated(k, two), [0, 2]
     found = max(
         error(out, rotated(q, one)),

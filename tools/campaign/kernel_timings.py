@@ -161,12 +161,12 @@ def _decode(bench: Bench, k: Tensor, v: Tensor, lengths: npt.NDArray[np.int64]) 
     )
     q, out = (bench.randn(rows, shape.heads, shape.dim) for _ in range(2))
     calls = [
-        partial(
-            ops.decode, q, k, v, table, width, sizes, out, scratch,
-            page=shape.page, splits=splits,
+        partial(ops.decode, q, layer, sizes, out=out, scratch=scratch, splits=splits)
+        for layer in (
+            ops.PagedLayer(k, v, table, width, shape.page)
+            for table in bench.tables(rows, pages, turns)
         )
-        for table in bench.tables(rows, pages, turns)
-    ]  # fmt: skip
+    ]
     return bench.row(
         "decode" if lengths.min() == lengths.max() else "decode_skewed", calls,
         rows=rows, context=int(lengths.max()), tokens=int(lengths.sum()),
@@ -186,8 +186,9 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
         table, width = bench.tables(1, pages, 1)[0], bench.ints([pages])
         q, out = (bench.randn(new, shape.heads, shape.dim) for _ in range(2))
         one = np.array([[cached], [new]], np.int32)
-        tiles = bench.ints(prefill_tiles(one[0], one[1], 0, ops.prefill_cut(bench.dtype)[0]))
-        call = partial(ops.prefill, q, k, v, table, width, tiles, out, page=shape.page)
+        tiles = bench.ints(prefill_tiles(one[0], one[1], 0, ops.prefill_cut(bench.dtype).rows))
+        layer = ops.PagedLayer(k, v, table, width, shape.page)
+        call = partial(ops.prefill, q, layer, tiles, out)
         pairs = new * cached + new * (new + 1) // 2  # of a query and a key that it sees
         flops = 4 * shape.heads * shape.dim * pairs
         yield bench.row("prefill", [call], rows=new, context=cached, flops=flops)
@@ -206,12 +207,23 @@ def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:
         x, residual = bench.randn(rows, shape.hidden), bench.randn(rows, shape.hidden)
         weight, qkv = bench.randn(shape.hidden), bench.randn(rows, width)
         gate_up = bench.randn(rows, 2 * shape.wide)
+        store = partial(
+            ops.rope_store,
+            qkv,
+            None,
+            None,
+            turns=rotary,
+            positions=places,
+            slots=places,
+            keys=k,
+            values=v,
+            eps=1e-6,
+        )
         calls: tuple[tuple[str, int, Call], ...] = (
             ("add_rmsnorm", 4 * shape.hidden, partial(ops.add_rmsnorm, x, residual, weight, 1e-6)),
-            ("rope_store", 2 * width,
-             partial(ops.rope_store, qkv, None, None, rotary, places, places, k, v, 1e-6)),
+            ("rope_store", 2 * width, store),
             ("silu_mul", 3 * shape.wide, partial(ops.silu_mul, gate_up)),
-        )  # fmt: skip
+        )
         for name, numbers, call in calls:
             moved = rows * numbers * bench.dtype.itemsize
             yield bench.row(name, [call], rows=rows, moved=moved)

@@ -71,10 +71,9 @@ def decode_launch(layer: Layer, splits: int) -> None:
     q = wide[:, : layer.heads]
     cells = rows * layer.heads * ops.MAX_SPLITS
     scratch = ops.Scratch(torch.zeros(cells * layer.dim), torch.zeros(cells))
-    ops.decode(
-        q, cache[0], cache[1], table, width, torch.zeros(rows, dtype=torch.int32),
-        torch.zeros(q.shape, dtype=kind), scratch, splits=splits,
-    )  # fmt: skip
+    paged = ops.PagedLayer(cache[0], cache[1], table, width)
+    lengths, out = torch.zeros(rows, dtype=torch.int32), torch.zeros(q.shape, dtype=kind)
+    ops.decode(q, paged, lengths, out, scratch, splits=splits)
 
 
 def prefill_launch(layer: Layer) -> None:
@@ -84,8 +83,9 @@ def prefill_launch(layer: Layer) -> None:
     table, width = torch.zeros(32, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     q = torch.zeros(32, layer.heads, layer.dim, dtype=kind)
     new = np.array([32], np.int32)
-    tiles = torch.from_numpy(prefill_tiles(new * 0, new, 0, ops.prefill_cut(kind)[0]))
-    ops.prefill(q, cache[0], cache[1], table, width, tiles, torch.empty_like(q))
+    tiles = torch.from_numpy(prefill_tiles(new * 0, new, 0, ops.prefill_cut(kind).rows))
+    paged = ops.PagedLayer(cache[0], cache[1], table, width)
+    ops.prefill(q, paged, tiles, torch.empty_like(q))
 
 
 def other_launches(layer: Layer) -> None:
@@ -96,7 +96,17 @@ def other_launches(layer: Layer) -> None:
     qkv = torch.zeros(32, (layer.heads + 2 * layer.kv_heads) * layer.dim, dtype=kind)
     turns = torch.zeros(64, layer.dim)
     for weight in {None, torch.zeros(layer.dim, dtype=kind) if layer.norms else None}:
-        ops.rope_store(qkv, weight, weight, turns, whole, whole, cache[0], cache[1], 1e-6)
+        ops.rope_store(
+            qkv,
+            weight,
+            weight,
+            turns=turns,
+            positions=whole,
+            slots=whole,
+            keys=cache[0],
+            values=cache[1],
+            eps=1e-6,
+        )
     x = torch.zeros(32, layer.hidden, dtype=kind)
     ops.add_rmsnorm(None, x, x[0], 1e-6)
     ops.add_rmsnorm(x, x, x[0], 1e-6)

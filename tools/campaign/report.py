@@ -18,8 +18,15 @@ def write_report(folder: Path) -> str:
     """Write `summary.txt` and return its text; a part that left nothing is left out."""
     lines: list[Line] = []
     sections = (
-        *(_parts, _missing, _checks, _ceilings, _steps, _mixed_graphs),
-        *(_attention, _prefill, _calibration),
+        _parts,
+        _missing,
+        _checks,
+        _ceilings,
+        _steps,
+        _mixed_graphs,
+        _attention,
+        _prefill,
+        _calibration,
     )
     for section in sections:
         lines += _section_lines(section, folder)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import NamedTuple
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -35,6 +36,14 @@ SYMMETRIC = {"min", "max", "minimum", "maximum", "raise_if"}
 DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)
 
 
+class MutantKey(NamedTuple):
+    """What names a mutant where lines move."""
+
+    path: str
+    old: str
+    new: str
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One fault: the `place`-th that `_faults` finds in a file."""
@@ -49,9 +58,9 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.kind}\n    - {self.old}\n    + {self.new}"
 
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> MutantKey:
         """What names it where lines move."""
-        return self.path, self.old, self.new
+        return MutantKey(self.path, self.old, self.new)
 
 
 def _faults(
@@ -183,7 +192,7 @@ def _mutant(root: Path, name: str, place: int) -> Mutant:
     line, old = (fault[4] or fault[1]).lineno, _shown(fault[1])
     _apply(fault)
     new = _shown(fault[2][fault[3]])
-    return Mutant(name, place, line, fault[0], old, new)
+    return Mutant(path=name, place=place, line=line, kind=fault[0], old=old, new=new)
 
 
 def install(root: Path, mutant: Mutant, functions: list[FunctionType]) -> bool:

@@ -15,7 +15,7 @@ and writes the state of every sequence; a prompt passes its state once and compu
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,13 +68,29 @@ class TimedSteps:
     def of_decodes(cls, count: Floats, context: Floats, attention: Floats) -> "TimedSteps":
         """Make steps of decodes alone."""
         nothing = np.zeros(len(count))
-        return cls(nothing, nothing, nothing, count, context, attention, nothing)
+        return cls(
+            chunks=nothing,
+            size=nothing,
+            history=nothing,
+            decodes=count,
+            context=context,
+            attention=attention,
+            rest=nothing,
+        )
 
     @classmethod
     def of_prompts(cls, count: Floats, size: Floats, attention: Floats) -> "TimedSteps":
         """Make steps of whole prompts alone."""
         nothing = np.zeros(len(count))
-        return cls(count, size, nothing, nothing, nothing, attention, nothing)
+        return cls(
+            chunks=count,
+            size=size,
+            history=nothing,
+            decodes=nothing,
+            context=nothing,
+            attention=attention,
+            rest=nothing,
+        )
 
     @classmethod
     def concatenated(cls, *parts: "TimedSteps") -> "TimedSteps":
@@ -132,15 +148,29 @@ class TimedSteps:
 
 
 ATTENTION = (
-    *("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim"),
-    *("kv_cache_dtype", "latency"),
+    "batch_size",
+    "isl",
+    "step",
+    "num_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_cache_dtype",
+    "latency",
 )
 
 
+class HeadShape(NamedTuple):
+    """The attention heads of one GPU."""
+
+    heads: int  # of queries
+    kv_heads: int
+    size: int  # of a head
+
+
 def read_attention(
-    data: Path, tables: GpuTables, kind: str, shape: tuple[int, int, int], kv_cache_dtype: str
+    data: Path, tables: GpuTables, kind: str, shape: HeadShape, kv_cache_dtype: str
 ) -> tuple["pd.DataFrame", list[str]]:
-    """Pick the rows for one GPU's (query heads, KV heads, head size), in seconds of one layer.
+    """Pick the rows for the heads of one GPU, in seconds of one layer.
 
     `kind` is context or generation. Adds the columns N, sequences, and S, cached tokens read.
     """
@@ -188,10 +218,18 @@ def has_latent(data: Path, tables: GpuTables, model: ModelSpec) -> bool:
     return alike and has_table(data, LATENT.format(tables, "generation"), SOURCE)
 
 
+class LatentTimes(NamedTuple):
+    """What one layer of latent attention takes."""
+
+    tokens: Floats  # the grid of `projections`
+    projections: Floats  # s
+    steps: TimedSteps  # whose attention is that of the layer
+
+
 def read_latent(
     data: Path, tables: GpuTables, heads: int, dtype: str, kv_cache_dtype: str
-) -> tuple[Floats, Floats, TimedSteps]:
-    """Return the projections of one layer, by tokens, and steps whose attention is one layer's.
+) -> LatentTimes:
+    """Read the times of one layer.
 
     `heads` are those of one GPU. Decodes have `step` tokens before theirs.
     """
@@ -199,16 +237,16 @@ def read_latent(
     wanted = {"num_heads": heads, "kv_cache_dtype": kv_cache_dtype, "gemm_type": gemm}
     at = ["batch_size", "isl", "step"]
 
-    def read(kind: str) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return sequences, new and cached tokens of each, and seconds."""
+    def read(kind: str) -> Floats:
+        """Return four rows: sequences, new and cached tokens of each, and seconds."""
         path = LATENT.format(tables, kind)
         table = _pick(read_table(data, path, SOURCE, (*wanted, *at, "latency")), wanted)
         median = table.groupby(at)["latency"].median()
-        count, isl, step = (median.index.get_level_values(name).to_numpy(float) for name in at)
-        return count, isl, step, median.to_numpy(float) / 1e3
+        counts = [median.index.get_level_values(name).to_numpy(float) for name in at]
+        return np.array([*counts, median.to_numpy(float) / 1e3])
 
     running, _, cached, whole = read("generation")
-    prompts = np.array(read("context"))
+    prompts = read("context")
     count, isl, _, spent = prompts[:, prompts[1] > 1]
     few = (cached == cached.min()) & (running <= MOST_DECODES)
     curve = dict(zip(running[few], whole[few], strict=True))
@@ -224,7 +262,7 @@ def read_latent(
         TimedSteps.of_decodes(running, running * (cached + 1), added(running, whole)),
         TimedSteps.of_prompts(count, isl, added(count * isl, spent)),
     )
-    return tokens, seconds, steps
+    return LatentTimes(tokens, seconds, steps)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from simulator.util.errors import HeadwayError, ScenarioError
 from tools.profiles.aiconfigurator import AllReduce, Experts, Products
 from tools.profiles.attention import (
     NO_LINEAR,
+    HeadShape,
     LinearKernels,
     TimedSteps,
     has_latent,
@@ -79,11 +80,11 @@ class Target:
             raise HeadwayError(f"--tp: {error.what}") from None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Query heads, KV heads and head size of one GPU."""
+    def shape(self) -> HeadShape:
+        """The heads of one GPU."""
         model = self.model
         kv_heads = max(1, model.num_key_value_heads // self.gpus)
-        return model.num_attention_heads // self.gpus, kv_heads, model.head_dim
+        return HeadShape(model.num_attention_heads // self.gpus, kv_heads, model.head_dim)
 
 
 Routings = Mapping[str, tuple[Floats, Floats]]
@@ -150,8 +151,17 @@ def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     head = head + _gather_logits(data, target, counts)
     attention = attention.select(attention.sequences > 0)
     wait = layers.wait_per_key(FULL * THREAD_BLOCKS * target.tables.multiprocessors)
-    kernels = Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources), timed)
-    return replace(kernels, wait_per_key=wait)
+    return Kernels(
+        tokens=tokens,
+        dense=dense,
+        counts=counts,
+        head=head,
+        attention=attention,
+        notes=notes,
+        sources=frozenset(sources),
+        timed=timed,
+        wait_per_key=wait,
+    )
 
 
 def _extrapolate(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:
@@ -189,14 +199,24 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     if model.latent is not None:
         precision = target.dtype, target.kv_cache_dtype
         heads = model.num_attention_heads // target.gpus
-        at, projections, attention = read_latent(data, target.tables, heads, *precision)
-        dense += layers * interpolate(tokens, at, projections)
-        attention = replace(attention, attention=layers * attention.attention)
+        latent = read_latent(data, target.tables, heads, *precision)
+        dense += layers * interpolate(tokens, latent.tokens, latent.projections)
+        attention = replace(latent.steps, attention=layers * latent.steps.attention)
     else:
         attention = _attention(data, target, notes)
-    sources = frozenset({"AIConfigurator"})
-    kernels = Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
-    return replace(kernels, experts=experts, whole_experts=whole, marlin=marlin, linear=linear)
+    return Kernels(
+        tokens=tokens,
+        dense=dense,
+        counts=counts,
+        head=head_seconds,
+        attention=attention,
+        notes=notes,
+        sources=frozenset({"AIConfigurator"}),
+        experts=experts,
+        whole_experts=whole,
+        marlin=marlin,
+        linear=linear,
+    )
 
 
 def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:

@@ -53,8 +53,14 @@ MODELS: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
 }
 """TP degrees by the dtypes of weights and cache, where the weights leave room for a cache."""
 WANTED = (
-    *("llama-3-8b", "qwen3-32b", "llama-3-70b"),
-    *("deepseek-v3", "gpt-oss-120b", "kimi-k2", "llama-4-maverick", "qwen3-235b-a22b"),
+    "llama-3-8b",
+    "qwen3-32b",
+    "llama-3-70b",
+    "deepseek-v3",
+    "gpt-oss-120b",
+    "kimi-k2",
+    "llama-4-maverick",
+    "qwen3-235b-a22b",
 )
 FEW = ("b300", "gb200", "gb300")
 """GPUs that have profiles of `WANTED` models alone."""

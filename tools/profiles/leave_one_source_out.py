@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +53,19 @@ def errors(run: tuple[Run, Path], grid: Sequence[Terms]) -> list[tuple[float, fl
     return found
 
 
-def leave_one_source_out(
-    folders: Sequence[Path],
-) -> Iterator[tuple[str, str, int, Terms, float, float]]:
-    """Yield kind of engine, source left out, its runs, terms of the others, its median errors."""
+class LeftOut(NamedTuple):
+    """A source that was left out, and how well the terms of the others predict it."""
+
+    kind: str  # of engine
+    source: str
+    runs: int
+    terms: Terms  # of the others
+    tpot: float  # median |error|
+    e2el: float  # the same; NaN: none was measured
+
+
+def leave_one_source_out(folders: Sequence[Path]) -> Iterator[LeftOut]:
+    """Leave out each source of each kind of engine in turn."""
     grid = list(product(STEPS, PER_SEQUENCE))
     groups: dict[str, list[tuple[Run, Path]]] = defaultdict(list)
     for folder in folders:
@@ -75,7 +85,14 @@ def leave_one_source_out(
                 with warnings.catch_warnings():  # of a source that has no E2EL
                     warnings.simplefilter("ignore", RuntimeWarning)
                     tpot, e2el = np.nanmedian(found, axis=0)
-                yield name, source, len(here), terms, float(tpot), float(e2el)
+                yield LeftOut(
+                    kind=name,
+                    source=source,
+                    runs=len(here),
+                    terms=terms,
+                    tpot=float(tpot),
+                    e2el=float(e2el),
+                )
 
 
 def mean_of_best(grid: Sequence[Terms], sources: Sequence[npt.NDArray[np.float64]]) -> Terms:
@@ -103,11 +120,12 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, required=True, nargs="+")
     try:
         found = leave_one_source_out(parser.parse_args().measured)
-        for name, source, runs, (step, per_sequence), tpot, e2el in found:
+        for one in found:
+            step, per_sequence = one.terms
             terms = f"{step * 1e3:.2f} ms + {per_sequence * 1e6:.0f} us"
-            shown = f"TPOT {tpot:.1%}" + ("" if np.isnan(e2el) else f", E2EL {e2el:.1%}")
-            told = f"{runs:>4} runs  {terms}  median |error| {shown}"
-            print(f"{name:<26}{source:<36}{told}", flush=True)
+            e2el = "" if np.isnan(one.e2el) else f", E2EL {one.e2el:.1%}"
+            told = f"{one.runs:>4} runs  {terms}  median |error| TPOT {one.tpot:.1%}{e2el}"
+            print(f"{one.kind:<26}{one.source:<36}{told}", flush=True)
     except HeadwayError as error:
         parser.error(f"--measured: {error}")
 

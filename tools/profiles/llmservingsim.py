@@ -90,7 +90,15 @@ class LayerTables:
         chunks = (size > 0).astype(float)
         seconds = self.model.num_hidden_layers * time / 1e6
         nothing = np.zeros(len(size))
-        return TimedSteps(chunks, size, history, count, count * each, seconds, nothing)
+        return TimedSteps(
+            chunks=chunks,
+            size=size,
+            history=history,
+            decodes=count,
+            context=count * each,
+            attention=seconds,
+            rest=nothing,
+        )
 
     def wait_per_key(self, pairs: float) -> float:
         """Return the seconds of all layers for each key of the longest sequence beyond the mean.

@@ -109,7 +109,7 @@ def profile_text(target: Target, report: FitReport) -> str:
     terms = {term: getattr(report.cost, term) for term in _terms(report)}
     kind = "piecewise-split" if isinstance(report.cost, SplitCost) else "piecewise"
     author = "`python -m tools.profiles.build` from the tables named at the end"
-    return join_blocks(
+    blocks = (
         [
             *head_lines(title, author, name, hardware),
             f"engine: vLLM {tables.version}, {tables.attention}",
@@ -131,6 +131,7 @@ def profile_text(target: Target, report: FitReport) -> str:
         _fit(target, report),
         _origin(target, report),
     )
+    return join_blocks(blocks)
 
 
 def _terms(report: FitReport) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ a graph, more than one copy to the device in a step, events that come before the
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,20 +52,18 @@ class Seen:
     capturing: bool = False
     captures: int = 0
 
-    def launch(self, name: str, grid: Sequence[int], given: Sequence[object]) -> None:
+    def launch(self, name: str, grid: Sequence[int], given: Mapping[str, object]) -> None:
         """Look at one launch of a Triton kernel."""
         self.launches[name] += 1
         self.grids[name] = (*grid,)
         if any(not 0 < size <= most for size, most in zip(grid, MAX_GRID, strict=False)):
             self.wrong.append(f"{name}: grid {tuple(grid)}")
-        for number, value in enumerate(given):
+        for argument, value in given.items():
             if isinstance(value, Tensor):
                 if value.device.type != "cuda":
-                    self.wrong.append(f"{name}: argument {number} is on {value.device}")
+                    self.wrong.append(f"{name}: {argument} is on {value.device}")
                 if value.storage_offset() * value.element_size() % ALIGNMENT:
-                    self.wrong.append(
-                        f"{name}: argument {number} begins at {value.storage_offset()}"
-                    )
+                    self.wrong.append(f"{name}: {argument} begins at {value.storage_offset()}")
 
     def allocate(self, what: str) -> None:
         """Note what a capture may not do."""
@@ -97,7 +95,7 @@ class Kernel:
         self.name, self.seen = name, seen
 
     def __getitem__(self, grid: Sequence[int]) -> Any:
-        return lambda *given, **_: self.seen.launch(self.name, grid, given)
+        return lambda **given: self.seen.launch(self.name, grid, given)
 
 
 class HostBlock:
@@ -342,7 +340,7 @@ def check_graph_tiles(engine: Any, seen: Seen) -> None:
     from gpu_backend.cuda.ops import prefill_cut
     from gpu_backend.input_batch import most_tiles, prefill_tiles
 
-    rows = prefill_cut(engine.dtype)[0]
+    rows = prefill_cut(engine.dtype).rows
     for size in engine.mixed_sizes:
         batch = engine.inputs.padding(size, mixed=True)
         with torch.inference_mode():
