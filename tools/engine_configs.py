@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from simulator.schedulers.vllm.pretended import H100, Nothing, pretended
+from headway.vllm.pretended import H100, Nothing, pretended
 
 GPUS = {
     "A100-80GB": ("NVIDIA A100-SXM4-80GB", 79.25, (8, 0)),

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from headway.vllm.interface import MAMBA
 from simulator.core.request import Media, Segments
 from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
-from simulator.schedulers.vllm.interface import MAMBA
 from simulator.util.errors import FieldError, MappingError, field_errors
 
 _LIMIT = 2**53  # integers up to here are exact in a float

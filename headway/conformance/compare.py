@@ -14,10 +14,10 @@ from typing import Any
 
 from headway.conformance.case_model import Case, SglangCase
 from headway.conformance.cases import parse_line, read_cases, read_lines, write_lines
-from headway.conformance.engine_fields import unknown_fields
 from headway.conformance.live import LiveReplay, is_live, live_case
 from headway.conformance.replay import Replay
 from headway.conformance.sglang_replay import SglangReplay
+from headway.vllm.engine_fields import unknown_fields
 from simulator.schedulers.vllm.rules import (
     CannotFollowError,
     Release,

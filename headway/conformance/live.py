@@ -1,7 +1,7 @@
 """A live server's record: a case with its recording, and the replay of it.
 
-`headway.vllm.RecordedScheduler` writes such a file (`vllm_steps.py` has its rows). What happened
-when is taken from it; what was decided is compared.
+`headway.vllm.RecordedScheduler` writes such a file (`headway/vllm/steps.py` has its rows). What
+happened when is taken from it; what was decided is compared.
 
 Headway's engine decides at once when a step is over, and wastes no time of its own. So the replay's
 clock stands still where the server's did such work: a step ends when the server next asked its
@@ -21,13 +21,13 @@ import simpy
 
 from headway.conformance.case_model import Case
 from headway.conformance.cases import parse_line, read_lines
-from headway.conformance.engine_fields import unknown_fields
 from headway.conformance.recorder import Recorder, dump
 from headway.conformance.replay import (
     RecordedAsyncReplica,
     RecordedReplica,
     Replay,
 )
+from headway.vllm.engine_fields import unknown_fields
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Timing
 from simulator.core.request import Step

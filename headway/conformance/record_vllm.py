@@ -21,16 +21,16 @@ from typing import Any
 
 from headway.conformance.case_model import Case, CaseRequest
 from headway.conformance.cases import read_cases
-from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.recorder import dump
-from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway.conformance.transfers import Transfers
-from headway.conformance.vllm_steps import VllmSteps
+from headway.vllm.engine_fields import vllm_fields
+from headway.vllm.installed import start_vllm
+from headway.vllm.interface import check_vllm, is_chunk, resumed, sampled
+from headway.vllm.pretended import Nothing
+from headway.vllm.step_recorder import RequestSeen, Row, StepRecorder
+from headway.vllm.steps import VllmSteps
 from simulator.core.request import Media, Segments, items_of
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.vllm.installed import start_vllm
-from simulator.schedulers.vllm.interface import check_vllm, is_chunk, resumed, sampled
-from simulator.schedulers.vllm.pretended import Nothing
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, options_without_effect, read_release
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic

@@ -13,6 +13,8 @@ from simpy.core import EmptySchedule
 from headway.conformance.case_model import Case, StepTime
 from headway.conformance.pulling import Pulling
 from headway.conformance.recorder import Recorder, StepLimit, dump
+from headway.vllm.installed import InstalledBlocks, InstalledScheduler
+from headway.vllm.interface import MAMBA
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
 from simulator.core.executor import Executor, Leap, StageTimes, Timing
@@ -42,8 +44,6 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
-from simulator.schedulers.vllm.interface import MAMBA
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, Consumer
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.pipeline import PipelineScheduler

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.conformance.case_model import SglangCase, SglangRequest
-from headway.conformance.engine_fields import derived_fields
-from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway.sglang.drafting import Drafting, drafting_arguments
 from headway.sglang.host_copies import Links
 from headway.sglang.plugin import hook
 from headway.sglang.stand_ins import load_sglang, recorded_scheduler
+from headway.vllm.engine_fields import derived_fields
+from headway.vllm.installed import MODEL
 from headway.vllm.policy import VARIABLE
-from simulator.schedulers.vllm.installed import MODEL
+from headway.vllm.step_recorder import RequestSeen, Row, StepRecorder
 from simulator.util.errors import HeadwayError, one_line
 
 ENVIRONMENT = ("init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps",

@@ -5,8 +5,8 @@
     HEADWAY_STEPS=steps.jsonl vllm serve MODEL --scheduler-cls headway.vllm.RecordedScheduler
 
 Nothing of vLLM is imported before one of its classes is asked for, and a record needs none of the
-packages that a policy needs. It may import `simulator`, which does not know it, and `conformance`.
-Start with `scheduler.py`.
+packages that a policy needs. It may import `simulator`, which finds `assemble_installed.py` by an
+entry point and knows nothing else of it. Start with `scheduler.py`.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
 import sys
 
+from headway.vllm.interface import check_vllm
 from headway.vllm.policy import CLASSES, make_policy
-from simulator.schedulers.vllm.interface import check_vllm
 from simulator.schedulers.vllm.rules import write_release
 from simulator.util.errors import HeadwayError, one_line
 

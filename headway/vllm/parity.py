@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from headway.vllm.interface import check_vllm
 from simulator.build.policy_table import PLUGIN
 from simulator.core.log import REQUEST
 from simulator.scenario.load import check_scenario
 from simulator.schedulers.running_requests import EndlessPreemptionError
-from simulator.schedulers.vllm.interface import check_vllm
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headway.conformance.vllm_steps import LiveVllm
-from simulator.schedulers.vllm.interface import check_vllm, has
+from headway.vllm.interface import check_vllm, has
+from headway.vllm.steps import LiveVllm
 
 RELEASE = check_vllm("headway.vllm")
 

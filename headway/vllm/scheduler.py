@@ -23,6 +23,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from headway.vllm.interface import blocks_to_allocate, has, on_preemption, resumed
 from headway.vllm.policy import CLASSES, make_policy
 from headway.vllm.recorded import RELEASE, RecordedScheduler, RequestStatus, SchedulingPolicy
 from headway.vllm.waiting_queue import PolicyQueue, RequestView
@@ -30,7 +31,6 @@ from simulator.core.decode_set import DecodeSet
 from simulator.policies.fair import ServiceCounter
 from simulator.policies.policy import EngineView, RunningView, failed, none_of_them, victim_of
 from simulator.policies.waiting_queues import queue_of
-from simulator.schedulers.vllm.interface import blocks_to_allocate, has, on_preemption, resumed
 from simulator.schedulers.vllm.rules import rules_of, write_release
 from simulator.util.errors import HeadwayError
 

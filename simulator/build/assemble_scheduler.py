@@ -32,6 +32,8 @@ from simulator.schedulers.vllm.scheduler import Options, Scheduler
 from simulator.util.errors import HeadwayWarning, ScenarioError
 from simulator.util.imported import Imported
 
+PLUGINS = "headway.schedulers"
+"""The entry points of schedulers that need packages of an engine: a function of spec and limits."""
 BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
     {
         "radix": "simulator.kv_cache.radix_cache:RadixCache",
@@ -83,9 +85,7 @@ def _make(
     engine, policy_class = spec.engine, spec.policy
     scheduler_class = choose_scheduler(spec)
     if scheduler_class is None:
-        from simulator.build.assemble_installed import make_installed
-
-        return make_installed(spec, make_limits(spec))
+        return _make_by_plugin(spec)
     if named and (feature := next(features_of(engine), None)):
         raise ScenarioError(f"engine.{feature.key}", f"a live engine {feature.live}")
     name = policy_name(scheduler_class)
@@ -127,6 +127,19 @@ def _make(
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
         raise spec.blame("engine.scheduling_policy", ValueError(wrong))
     return scheduler
+
+
+def _make_by_plugin(spec: EngineSpec) -> SchedulerBase:
+    """Build the scheduler that an installed package brings, by the entry point of its name."""
+    from importlib.metadata import entry_points
+
+    name = spec.engine.scheduler
+    found = [*entry_points(group=PLUGINS, name=name)]
+    if not found:
+        what = f"no installed package has an entry point {name} of {PLUGINS}: install Headway again"
+        raise ScenarioError("engine.scheduler", what)
+    make: Callable[[EngineSpec, Limits], SchedulerBase] = found[0].load()
+    return make(spec, make_limits(spec))
 
 
 def _parts(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> Options:

@@ -56,8 +56,8 @@ def test_steps_have_the_names_that_vllm_gives_them() -> None:
     """Both of its forms, from its own worker."""
     from vllm.v1.worker.gpu_worker import Worker
 
+    from headway.vllm.installed import start_vllm
     from simulator.kv_cache.block_manager import BlockCounter
-    from simulator.schedulers.vllm.installed import start_vllm
 
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 512}
     vllm, make = start_vllm(options, BlockCounter(60, 16), False)

@@ -15,8 +15,8 @@ import pytest
 from headway.conformance.cases import read_cases
 from headway.conformance.compare import conform, read_goldens, report
 from headway.conformance.draw_cases import draw_case, main
-from headway.conformance.engine_fields import vllm_fields
 from headway.conformance.replay import Replay
+from headway.vllm.engine_fields import vllm_fields
 from simulator.schedulers.vllm.rules import family_of, read_release
 from simulator.util.errors import HeadwayError
 

@@ -233,7 +233,7 @@ def test_a_group_of_another_engine_has_not_the_version_of_vllm() -> None:
 
 def test_the_installed_vllm_is_of_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scheduler decides: another version's rules would not be followed."""
-    from simulator.build.assemble_installed import _check_installed
+    from headway.vllm.assemble_installed import _check_installed
 
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.33.0")
     for version in ("0.33", None):

@@ -107,7 +107,7 @@ def test_the_limits_are_before_the_scheduler_of_the_installed_vllm_too(monkeypat
     scenario = load(engine={"max_num_queued_reqs": 5})
     made = make_scheduler(scenario.specs[""], False)
     made.door = None
-    monkeypatch.setattr("simulator.build.assemble_installed.make_installed", lambda *_: made)
+    monkeypatch.setattr("headway.vllm.assemble_installed.make_installed", lambda *_: made)
     engine = scenario.engine.model_copy(update={"scheduler": "vllm"})
     spec = replace(scenario.specs[""], engine=engine)
     assert make_scheduler(spec, False).door.requests == 5

@@ -211,7 +211,7 @@ def test_without_vllm_or_with_another_the_class_is_refused(
             for release in ("0.10.2", "0.32.1", "0.34.0", "0.330.0")
         ),
     ):
-        monkeypatch.setattr("simulator.schedulers.vllm.interface.version", found)
+        monkeypatch.setattr("headway.vllm.interface.version", found)
         for name in ("recorded", "scheduler"):
             monkeypatch.delitem(sys.modules, f"headway.vllm.{name}", raising=False)
         with pytest.raises(HeadwayError, match=message):

@@ -15,13 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from simulator.core.log import pack_run
-from simulator.core.request import Chunk, Request, Step
-from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.base import SchedulerBase
-from simulator.schedulers.interface import Traits
-from simulator.schedulers.limits import VLLM_LIMITS, Limits
-from simulator.schedulers.vllm.interface import (
+from headway.vllm.interface import (
     MAMBA,
     check_vllm,
     has,
@@ -29,7 +23,13 @@ from simulator.schedulers.vllm.interface import (
     on_preemption,
     sampled,
 )
-from simulator.schedulers.vllm.pretended import H100, pretended
+from headway.vllm.pretended import H100, pretended
+from simulator.core.log import pack_run
+from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.interface import Traits
+from simulator.schedulers.limits import VLLM_LIMITS, Limits
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, ScenarioError, one_line

@@ -1,8 +1,8 @@
 """What Headway uses of vLLM's own scheduler, and what of it changed from release to release.
 
 That interface is private to vLLM. It was looked up in the wheel of every release named here. What
-runs in vLLM or beside it (`installed.py`, the recorder, `headway.vllm`) asks here, and nowhere
-else: a release that is not known is refused.
+runs in vLLM or beside it (plug-ins, `installed.py`, recorders) asks here, and nowhere else: a
+release that is not known is refused.
 """
 
 from collections.abc import Callable, Sequence

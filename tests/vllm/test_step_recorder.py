@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from calibration.server_logs.from_steps import read_steps
-from headway.conformance import vllm_steps
 from headway.conformance.live import read_live
+from headway.vllm import steps
 
 
 class FakePool:
@@ -107,11 +107,11 @@ def request(name: str) -> Any:
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two steps in flight, of which one is over, and an abort."""
     now = [0]
-    monkeypatch.setattr(vllm_steps.time, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(vllm_steps, "check_vllm", lambda _: (0, 32, 0))
+    monkeypatch.setattr(steps.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(steps, "check_vllm", lambda _: (0, 32, 0))
     path = tmp_path / "steps.jsonl"
     scheduler = FakeScheduler()
-    vllm_steps.LiveVllm(scheduler, path)
+    steps.LiveVllm(scheduler, path)
 
     def at(moment: int, call: Any, *given: Any) -> Any:
         now[0] = moment

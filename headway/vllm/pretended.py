@@ -85,7 +85,7 @@ def _platform(gpu: Mapping[str, Any]) -> Any:
     from vllm.platforms.cuda import CudaPlatformBase
     from vllm.platforms.interface import DeviceCapability
 
-    class Pretended(CudaPlatformBase):  # type: ignore[misc]
+    class Pretended(CudaPlatformBase):
         """A platform that says what `gpu` does."""
 
         get_device_capability = classmethod(lambda _, device_id=0: DeviceCapability(*gpu["cc"]))

@@ -3,6 +3,7 @@
 import os
 import warnings
 
+from headway.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.build.engine_spec import EngineSpec
 from simulator.build.policy_table import (
     FCFS,
@@ -19,7 +20,6 @@ from simulator.build.policy_table import (
 )
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.limits import VLLM_LIMITS, Limits
-from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import read_release
 from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning, ScenarioError

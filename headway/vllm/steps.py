@@ -2,7 +2,7 @@
 
 It wraps methods of one scheduler, decides nothing and keeps no request longer than vLLM does. On a
 live server each row is written at once, whole: the file is good up to the last line also where the
-server was killed. Releases differ: `simulator/schedulers/vllm/interface.py`.
+server was killed. Releases differ: `interface.py`.
 """
 
 import os
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headway.conformance.engine_fields import vllm_fields
-from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
-from simulator.schedulers.vllm.interface import check_vllm, on_preemption
-from simulator.schedulers.vllm.interface import resumed as back_again
+from headway.vllm.engine_fields import vllm_fields
+from headway.vllm.interface import check_vllm, on_preemption
+from headway.vllm.interface import resumed as back_again
+from headway.vllm.step_recorder import RequestSeen, Row, StepRecorder
 from simulator.schedulers.vllm.rules import write_release
 
 LIVE = "live"

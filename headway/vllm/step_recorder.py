@@ -1,9 +1,9 @@
 """The step recorder of real engines: what one does, as the rows of a recorded schedule.
 
-An adapter watches the engine and tells it: `vllm_steps.py` that of vLLM, in a case or on a live
+An adapter watches the engine and tells it: `steps.py` that of vLLM, in a case or on a live
 server; `headway/sglang/recorder.py` that of SGLang. (What Headway's own schedulers do,
-`recorder.py` writes down, in the same rows.) Nothing outside the standard library is imported: it
-runs in servers.
+`headway/conformance/recorder.py` writes down, in the same rows.) Nothing outside the standard
+library is imported: it runs in servers.
 """
 
 import json

@@ -10,10 +10,10 @@ import pytest
 from headway.conformance.cases import read_cases
 from headway.conformance.compare import conform
 from headway.conformance.replay import Replay
+from headway.vllm import interface
+from headway.vllm.installed import _Queue
+from headway.vllm.interface import check_vllm
 from simulator.scenario.load import check_scenario
-from simulator.schedulers.vllm import interface
-from simulator.schedulers.vllm.installed import _Queue
-from simulator.schedulers.vllm.interface import check_vllm
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
@@ -42,6 +42,13 @@ def scenario(**engine: object) -> object:
 def test_without_vllm_the_scenario_is_refused() -> None:
     """In one line that names the key."""
     with pytest.raises(HeadwayError, match=r"engine.scheduler: vLLM is not installed"):
+        scenario(scheduler="vllm")
+
+
+def test_without_the_entry_point_the_scenario_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a checkout that was installed before it had one."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    with pytest.raises(HeadwayError, match=r"engine.scheduler: no installed package has .* vllm"):
         scenario(scheduler="vllm")
 
 
