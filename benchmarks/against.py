@@ -33,6 +33,7 @@ import yaml
 from measure import Usage, headway_run, measure
 from speed import CONV, POISSON, VLLM_KEYS, conv, timeouts
 
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.workload.traces import write_mooncake
 
@@ -160,7 +161,7 @@ def tools(case: str, bins: dict[str, Path], folder: Path) -> dict[str, Run]:
     """Say how each tool does a case; write the trace that the peers read."""
     overrides = [*CASES[case], *ENGINE]
     trace = folder / "trace.jsonl"
-    write_mooncake(load_scenario(CONV, overrides).make_workload(), trace)
+    write_mooncake(make_workload(load_scenario(CONV, overrides)), trace)
     file = f"workload={{trace: {{path: {trace}, format: mooncake}}}}"
     found: dict[str, Run] = {
         HEADWAY: lambda: headway_run(CONV, overrides),

@@ -30,6 +30,7 @@ import numpy as np
 from headway.figures.style import COLORS, grid, label_ends, log_scale, save, sheet
 from simulator.build.policy_table import POLICIES
 from simulator.cluster.routers import ROUTERS
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.yaml_lines import SourceMap
@@ -111,16 +112,16 @@ def named(name: str, requests: int):
 
 def simulated(scenario) -> Callable[[], object]:
     """Return what simulates a scenario, its requests made beforehand."""
-    return partial(run, scenario, workload=scenario.make_workload())
+    return partial(run, scenario, workload=make_workload(scenario))
 
 
 def reading(requests: int, folder: Path) -> Callable[[], object]:
     """Return what reads a trace of so many requests."""
     path = folder / f"{requests}.jsonl"
-    write_mooncake(named("fcfs", requests).make_workload(), path)
+    write_mooncake(make_workload(named("fcfs", requests)), path)
     trace = {"trace": {"path": str(path), "format": "mooncake"}}
     raw = {"model": "tiny-test", "cost": {"kind": "linear", "base": 0.01}, "workload": trace}
-    return check_scenario(raw, SourceMap("scenario", {})).make_workload
+    return partial(make_workload, check_scenario(raw, SourceMap("scenario", {})))
 
 
 def seconds(works: list[Callable[[], object]], rounds: int) -> list[float]:

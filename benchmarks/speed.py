@@ -22,6 +22,8 @@ from pathlib import Path
 
 from measure import DEMO, HEADWAY, ROOT, Usage, headway_run, python
 
+from simulator.scenario.draw import make_workload
+
 AZURE = ROOT / "scenarios" / "azure-conv-llama3-8b-a100.yaml"
 REAL = (Path(os.environ.get("HEADWAY_DATA", "-")) / "traces/azure_llm_2023_conv.csv.gz").exists()
 CONV = AZURE if REAL else DEMO
@@ -85,7 +87,7 @@ def phases() -> list[tuple[str, float]]:
     mark("import")
     scenario = load_scenario(CONV, conv(19366))
     mark("read the scenario")
-    scenario.make_workload()
+    make_workload(scenario)
     mark("read the trace")
     result = run(scenario)
     mark("read it again and simulate")

@@ -23,6 +23,7 @@ import numpy as np
 
 from headway.planning.runs import encode_csv
 from simulator import load_scenario, run
+from simulator.scenario.draw import make_workload
 from simulator.workload import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +79,7 @@ def bursty(seed: int, answer: int) -> Workload:
 @lru_cache(maxsize=1)
 def whole_trace(name: str) -> Workload:
     trace, _, _ = TRACES[name]
-    return load_scenario(SCENARIO, [f"workload={{trace: {trace}}}"]).make_workload()
+    return make_workload(load_scenario(SCENARIO, [f"workload={{trace: {trace}}}"]))
 
 
 def conversations(trace: Workload) -> list[int]:

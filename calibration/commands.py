@@ -28,7 +28,8 @@ from headway.cli.options import (
     silent,
     whole,
 )
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import check_folder
 from simulator.util.errors import HeadwayError

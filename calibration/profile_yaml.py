@@ -11,7 +11,7 @@ from typing import Any
 from calibration.errors import Errors
 from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS, RESERVED_FIELDS, settings_of
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 
 MEANINGS = {

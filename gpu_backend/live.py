@@ -21,7 +21,8 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario.load import resolve
+from simulator.scenario.draw import make_workload
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
@@ -197,7 +198,7 @@ def run_live(
     Raises HeadwayError where the scenario asks for what the engine has not.
     """
     spec = resolve(scenario)
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     _check_lengths(workload, spec)
     try:
         scheduler = make_scheduler(spec, workload.segments is not None, named=True)

@@ -38,7 +38,8 @@ from simulator.core.log import (
 )
 from simulator.core.request import Chunk, Request, Step
 from simulator.models.load import MODELS, shipped_models
-from simulator.scenario.load import resolve
+from simulator.scenario.draw import make_workload
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, one_line
@@ -77,7 +78,7 @@ def run_vllm(
 ) -> LiveRun:
     """Run a scenario on vLLM; `engine` may be one that is there already."""
     parts = resolve(scenario)
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     if workload.cancel_after is not None:
         raise HeadwayError("--engine vllm: clients that hang up (cancel_after) are not carried out")
     if engine is None:

@@ -54,7 +54,8 @@ from simulator.costs.profile import shipped_profiles
 from simulator.engine.replica import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.scenario.load import check_scenario, resolve
+from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play, run

@@ -19,7 +19,7 @@ from calibration.server_logs.from_loads import (
     residuals_of,
 )
 from calibration.server_logs.from_steps import FEWEST, read_steps
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 

@@ -34,7 +34,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.engine.replica import Replica
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, HeadwayWarning

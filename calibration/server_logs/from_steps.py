@@ -23,7 +23,7 @@ from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.text_files import read_json, read_rows
 from headway.conformance.live import LiveRecord, is_live, read_live
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic

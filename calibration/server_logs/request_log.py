@@ -24,7 +24,8 @@ from simulator.features.drafts.cost import DraftedCost
 from simulator.features.images.cost import EncoderCost
 from simulator.features.lora.cost import LoraCost
 from simulator.results.request_table import gather_requests
-from simulator.scenario.load import resolve
+from simulator.scenario.draw import settle_models
+from simulator.scenario.resolve import engine_specs, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -152,7 +153,7 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
     `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `reading` is as in `read_trace`.
     """
-    groups = scenario.specs.values()
+    groups = engine_specs(scenario).values()
     kinds = {(one.model.name, one.gpu.name, one.engine.tensor_parallel_size) for one in groups}
     if len(kinds) > 1:
         raise HeadwayError(
@@ -177,7 +178,7 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.model = requests.asked.get("model")
-    scenario.settle_models(workload)
+    settle_models(scenario, workload)
     warn_of_images(workload.source, workload.images)
     whole = cost = resolve(scenario).cost
     while isinstance(cost, ADDING):

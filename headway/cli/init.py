@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from headway.cli.options import DEFAULT_READING, Reading, named_by_option, silent, whole
+from simulator.build.settle import resolve_model
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
@@ -245,7 +247,7 @@ def _sized(
                 why += error.messages
                 continue
         notes = [str(note.message) for note in caught]
-        load = scenario.make_workload() if workload is None else workload
+        load = make_workload(scenario) if workload is None else workload
         found = obstacles(scenario, load)
         why += [str(obstacle) for obstacle in found]
         if size is not None or not found:
@@ -351,7 +353,7 @@ def _try(
     Where the server would not start for want of room for its model's longest requests, and nobody
     gave its command, the choice is of shorter ones.
     """
-    from simulator.scenario.load import resolve
+    from simulator.scenario.resolve import resolve
 
     text = _scenario(file, chosen, workload, str(chosen.traffic and chosen.traffic.absolute()))
     scenario = _checked(text, file)
@@ -379,5 +381,5 @@ def _longest(scenario: "Scenario") -> int | None:
     from simulator.build.kv_room import memory_budget
     from simulator.models.gpus import find_gpu
 
-    budget = memory_budget(scenario.engine, scenario.loaded_model, find_gpu(scenario.gpu.name))
+    budget = memory_budget(scenario.engine, resolve_model(scenario), find_gpu(scenario.gpu.name))
     return budget.safe_length if budget.refusal else None

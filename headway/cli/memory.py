@@ -20,6 +20,7 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
+from simulator.build.settle import resolve_model
 from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def read_budget(
     from simulator.scenario.load import load_scenario
 
     scenario = load_scenario(source, overrides, fits=False)
-    gpu, model = find_gpu(scenario.gpu.name), scenario.loaded_model
+    gpu, model = find_gpu(scenario.gpu.name), resolve_model(scenario)
     if gib is not None:
         if not 0 < gib <= MOST_GIB:
             what = f"must be positive and at most {MOST_GIB:,}: GiB, not MiB"

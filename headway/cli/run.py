@@ -25,6 +25,7 @@ from headway.cli.options import (
     with_slo,
 )
 from headway.cli.progress import run_progress, runs_progress
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 from simulator.util.files import READ_FILES, check_file, check_unread
 
@@ -272,7 +273,7 @@ def _requests(scenario: "Scenario") -> "Workload":
     """Make a scenario's requests, and say what of them can never hold."""
     from simulator.diagnosis.feasibility import warn_of_obstacles
 
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     warn_of_obstacles(scenario, workload)
     return workload
 

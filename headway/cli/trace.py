@@ -15,6 +15,7 @@ from headway.cli.options import (
     refuse_own_code,
     silent,
 )
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _read(
         for name in ["format"] * (format is not None) + [*given]:
             option = name.replace("_", "-")
             raise HeadwayError(f"--{option}: needs a trace; {path} is a scenario")
-        return load_scenario(path).make_workload(), "scenario", None
+        return make_workload(load_scenario(path)), "scenario", None
     from simulator.workload.traces.read import read_measured
 
     with named_by_option(given | {"format": format}):

@@ -23,6 +23,7 @@ from headway.report.vllm_serve import (
     warn_of_lost_policies,
 )
 from simulator.build.engines import release_of
+from simulator.build.settle import resolve_model
 from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
 from simulator.scenario.scenario import Scenario
@@ -290,7 +291,7 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
     model = str(decode.scenario.model)  # no argument: the command is written out
-    weights = decode.scenario.loaded_model.weight_bytes(decode.scenario.engine.weight_dtype)
+    weights = resolve_model(decode.scenario).weight_bytes(decode.scenario.engine.weight_dtype)
     proxy = {"enabled": True, "targetPort": BEHIND_PROXY} if prefill else {"enabled": False}
     values: Manifest = {
         "modelArtifacts": {

@@ -9,7 +9,8 @@ from headway.planning.theory import Replica, TooSlow, too_slow
 from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.gpus import GPUS
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 

@@ -20,7 +20,7 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.noise import QUANTILE
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.results.service_levels import step_span
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve_groups
 from simulator.util.errors import HeadwayError, NoAnswerError
 
 TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost
@@ -173,7 +173,7 @@ def _changes(
     up and slower ones down: what is enough by the run is enough by the sentence.
     """
     assert ranked[0].scenario is not None
-    span = step_span(resolve(own).cost for own in ranked[0].scenario.groups.values())
+    span = step_span(spec.cost for spec in resolve_groups(ranked[0].scenario).values())
     asked = [("10 % more load", Change(load=1.1)), ("20 % longer answers", Change(answers=1.2))]
     if span is not None:
         low, high = ceil(100 * (1 - span[0])), floor(100 * (span[1] - 1))

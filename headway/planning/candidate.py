@@ -14,7 +14,7 @@ from headway.planning.verdict import Trial, interval
 from simulator.models.gpus import find_gpu
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.results.service_levels import Judged, by_clock, step_span
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 
 ENERGY = (
@@ -187,7 +187,7 @@ def verdicts(problem: PlanProblem, candidate: Candidate, trial: Trial) -> list[J
     Of a share of requests the clock's error is not counted.
     """
     assert candidate.scenario is not None
-    span = step_span(resolve(own).cost for own in candidate.scenario.groups.values())
+    span = step_span(spec.cost for spec in resolve_groups(candidate.scenario).values())
     found = []
     for slo in problem.criteria.slos:
         value = trial.value(slo)

@@ -14,6 +14,7 @@ from headway.planning.problem import PlanProblem
 from headway.planning.runs import requests_of
 from headway.planning.theory import MARGIN, Replica, best_sizes, rates_apart, too_slow
 from headway.planning.verdict import Trial
+from simulator.build.settle import resolve_model
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.profile import shipped_profile
 from simulator.diagnosis.evidence import known_share
@@ -21,7 +22,8 @@ from simulator.diagnosis.feasibility import Traffic, never_holds
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.service_levels import Slo
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 
 SIZES = (1, 2, 4, 8)  # tensor parallelism
@@ -190,7 +192,7 @@ class Market:
 
     def offers(self) -> list[Offer]:
         """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
-        model = self.base.loaded_model
+        model = resolve_model(self.base)
         found = [
             self._bounded(gpu, size, pair)
             for gpu in self.gpus

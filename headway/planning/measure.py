@@ -16,6 +16,7 @@ from simulator.costs.noise import Noise
 from simulator.results.request_table import Flags, Floats, RequestTable, gather_requests, run_span
 from simulator.results.service_levels import SHARES, Slo, goodput_of, keep_bounds, request_bounds
 from simulator.results.steady_state import find_growth, find_warmup
+from simulator.scenario.draw import make_workload
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
@@ -53,7 +54,7 @@ def measure_run(
     arrivals) that comes off worst. `change` is of the answers and the steps: the scenario has the
     load.
     """
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     if change.answers != 1.0:
         workload.output_tokens = np.ceil(change.answers * workload.output_tokens).astype(np.int64)
     noise = Noise(change.steps, change.steps).apply if change.steps else None

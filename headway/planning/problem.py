@@ -25,6 +25,7 @@ from headway.planning.runs import MetricValues
 from headway.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
 from headway.planning.verdict import Criteria, Trial
 from simulator.results.service_levels import FINISH, Slo, service_levels
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.planning_config import PlanConfig
 from simulator.scenario.scenario import Scenario
@@ -212,7 +213,7 @@ def _requests_per_arrival(scenario: Scenario) -> float:
     """Return the mean number of turns of a session; 1 where requests come by themselves."""
     if scenario.workload.generator.sessions is None:
         return 1.0
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     return len(workload) / (int(workload.sessions().max()) + 1)
 
 

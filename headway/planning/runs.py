@@ -17,7 +17,8 @@ from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
 from simulator.results.service_levels import Slo, goodput_of
-from simulator.scenario.load import describe_costs
+from simulator.scenario.draw import make_workload
+from simulator.scenario.resolve import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
@@ -116,14 +117,14 @@ def requests_of(scenario: Scenario) -> Workload:
     """Get the requests of a scenario; a trace that was read last is not read again."""
     block = scenario.workload
     if block.trace is None or block.given:
-        return scenario.make_workload()
+        return make_workload(scenario)
     place = resolve(block.trace.path, scenario.folder)
     if not place.is_file():
-        return scenario.make_workload()
+        return make_workload(scenario)
     key = repr(block), place, place.stat().st_mtime_ns
     if key not in _LAST_TRACE:
         _LAST_TRACE.clear()
-        _LAST_TRACE[key] = scenario.make_workload()
+        _LAST_TRACE[key] = make_workload(scenario)
     return _LAST_TRACE[key]
 
 

@@ -45,7 +45,7 @@ from simulator.costs.profile import EXPERT_KERNELS, FINE_EXPERTS, POWER_LAWS
 from simulator.costs.roofline import OVER_PCIE
 from simulator.results.metrics import summarize_record
 from simulator.results.steady_state import measurement_window
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import engine_specs, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -325,7 +325,7 @@ def changed_runs(scenario: Scenario) -> dict[str, Change]:
 
     Raises HeadwayError of clusters whose groups may differ in cost.
     """
-    spec, *others = scenario.specs.values()
+    spec, *others = engine_specs(scenario).values()
     if others:
         raise HeadwayError("--sensitivity: not for clusters of several groups")
     costs = changed_costs(spec.cost) | greedy_cost(spec)

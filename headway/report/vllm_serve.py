@@ -15,7 +15,7 @@ from simulator.build.policy_table import (
     plugin_spec,
     takes_variable,
 )
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import options_without_effect, write_release

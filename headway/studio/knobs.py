@@ -17,6 +17,7 @@ from simulator.cluster.routers import ROUTERS
 from simulator.models.gpus import GPUS, find_gpu
 from simulator.models.load import shipped_models
 from simulator.results.service_levels import Slo, parse_slo
+from simulator.scenario.draw import make_workload
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
@@ -112,7 +113,7 @@ def knobs_of(scenario: Scenario, requests: Workload | None = None) -> list[Knob]
         _bound("ttft", scenario),
         _bound("tpot", scenario),
     ]
-    if len(parts := _parts(requests or scenario.make_workload())) > 1:
+    if len(parts := _parts(requests or make_workload(scenario))) > 1:
         found.append(_menu("whose", "Whose SLO: 99 % of", ALL, [ALL, *parts]))
     return found
 

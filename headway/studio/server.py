@@ -25,8 +25,8 @@ from headway.studio.columns import columns_of, columns_used, unknown_columns
 from headway.studio.knobs import KEYS, Knob, knobs_of, overrides
 from headway.studio.plan import QUESTIONS, command, plan
 from headway.studio.worker import Job, Kind, Worker
+from simulator.scenario.draw import TRACE_OPTION, settle_models
 from simulator.scenario.load import load_scenario
-from simulator.scenario.scenario import TRACE_OPTION
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.http_log import is_foreign, on_interrupt, running
@@ -325,7 +325,7 @@ class Studio:
         scenario = load_scenario(self.scenario, settings, own_code=False)
         given = {"columns": columns} if columns else {}
         load, table, form = read_measured(path, None, given, TRACE_OPTION)
-        scenario.settle_models(load)
+        settle_models(scenario, load)
         return knobs_of(scenario, load), columns_used(path, table, form)
 
 

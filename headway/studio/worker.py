@@ -24,7 +24,9 @@ from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.results.steady_state import trend_warning
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, one_line
@@ -126,12 +128,12 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     Raises Superseded where `stale()` says that nobody wants it any more.
     """
     scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     if len(load) > MOST_REQUESTS:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
         raise HeadwayError(text)
     told = [str(one) for one in obstacles(scenario, load)]
-    told += [note for spec in scenario.specs.values() for note in spec.notes]
+    told += [note for spec in engine_specs(scenario).values() for note in spec.notes]
     traffic = describe(load, "")
     whole = len(load)
     coarse = [] if whole <= FEW or job.kind == "page" else [min(whole // COARSE, FIRST)]

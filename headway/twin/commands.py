@@ -28,6 +28,7 @@ from headway.twin.options import (
     ServeOptions,
     Watched,
 )
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ def replay(
     from headway.twin.measured_run import Draft, table, write_measured
     from headway.twin.replay import LAST_TOKEN
     from headway.twin.replay import replay as send
-    from simulator.scenario.load import load_scenario, resolve
+    from simulator.scenario.load import load_scenario
+    from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
 
     engine = None
@@ -168,7 +170,7 @@ def replay(
         workload, name = read_trace(scenario), scenario.name.partition(".")[0]
     else:
         loaded = load_scenario(scenario, settings.overrides, settings.seed)
-        workload, name = loaded.make_workload(), loaded.name or "scenario"
+        workload, name = make_workload(loaded), loaded.name or "scenario"
         engine = loaded, resolve(loaded)
     folder = check_folder(out or Path("out") / f"replay-{name}")
     with Draft(folder, workload) as draft:

@@ -25,7 +25,7 @@ from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledS
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import split_log
-from simulator.scenario.load import resolve_groups
+from simulator.scenario.resolve import fleet_spec, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
@@ -107,7 +107,7 @@ class LiveEngine:
         if scenario.cluster is not None and scenario.cluster.kv_transfer is not None:
             raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
         specs = resolve_groups(scenario)
-        fleet = make_fleet(self.env, scenario.fleet, specs, self._sessions)
+        fleet = make_fleet(self.env, fleet_spec(scenario), specs, self._sessions)
         record, life = add_replicas(
             *(fleet, scenario, specs, True), leap=False, startup_delay=startup_delay
         )

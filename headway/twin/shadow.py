@@ -23,6 +23,7 @@ from headway.twin.remote import Scrape, read_text, with_session
 from simulator import run
 from simulator.core.log import Log
 from simulator.core.request import Segments
+from simulator.scenario.draw import make_workload
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.http_log import on_interrupt
@@ -218,7 +219,7 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
 
     Windows in which those are still there that were so at the first poll are left out.
     """
-    load = traffic(polls, scenario.make_workload(), scenario.seed)
+    load = traffic(polls, make_workload(scenario), scenario.seed)
     result = run(scenario, workload=load).whole()
     start = polls[0]
     warm = next((one.time for one in polls if one.finished >= start.seen), np.inf)

@@ -14,10 +14,11 @@ from simulator.build.engines import release_of
 from simulator.build.kv_room import enough_memory, longest_of, memory_budget, remedies
 from simulator.build.policy_table import FIELD, find_policy, ignored_keys
 from simulator.core.engine_config import AUTO, VLLM, EngineConfig
-from simulator.models.config_json import SINCE
+from simulator.models.config_json import SINCE, overlaid
 from simulator.models.engine_sizes import LONGER
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
+from simulator.models.load import load_model
 from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.vllm.rules import NEWEST, STATES_SINCE, rules_of
@@ -40,6 +41,12 @@ def settle(own: EngineBlocks) -> EngineSpec:
     spec = try_to_settle(own, at_once)
     assert spec is not None
     return spec
+
+
+def resolve_model(own: EngineBlocks) -> ModelSpec:
+    """Return the model with the engine's `hf_overrides`, and states in its dtype."""
+    model = load_model(own.known_model, own.folder)
+    return overlaid(model, own.engine.hf_overrides, own.engine.mamba_ssm_cache_dtype)
 
 
 def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
@@ -110,7 +117,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     with attempt("gpu", "gpu.name"):
         gpu = find_gpu(own.gpu.name)
     with attempt("model", "model"):
-        model = own.loaded_model
+        model = resolve_model(own)
     if model is None:
         return None
     if runs:
@@ -135,7 +142,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
     with attempt("gpu", "gpu model engine"):
-        if own.encodes_only:  # it has no KV cache: enough is never too little
+        if own.role == "ec_producer":  # it has no KV cache: enough is never too little
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:
             budget = enough_memory(own, model, gpu, runs)
@@ -173,6 +180,8 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         seed=own.seed,
         folder=folder,
         blame=own.error_at,
+        role=own.role,
+        retries=own.retries,
     )
     told = [_refused(own, budget) if budget else "", *(str(note.message) for note in notes)]
     return replace(spec, notes=(*filter(None, told), *_warnings(spec)))

@@ -68,7 +68,7 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     Profiles know of no experts that are spread over data-parallel ranks.
     """
     engine = own.engine
-    if own.encodes_only and engine.multimodal_config is not None:
+    if own.role == "ec_producer" and engine.multimodal_config is not None:
         from simulator.features.images import FEATURE
         from simulator.features.images.cost import NothingElse
 

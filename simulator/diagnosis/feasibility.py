@@ -27,6 +27,7 @@ from simulator.diagnosis.evidence import known_share
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.steady_state import MIN_REQUESTS
+from simulator.scenario.resolve import engine_specs
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
@@ -98,7 +99,7 @@ class _Group(NamedTuple):
     @classmethod
     def of(cls, scenario: Scenario, name: str, own: Scenario, replicas: int) -> "_Group":
         """Take what the scenario has settled of its engines."""
-        spec = scenario.specs[name]
+        spec = engine_specs(scenario)[name]
         return cls(name, own, replicas, spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks)
 
     @property
@@ -181,7 +182,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     engine, model = group.scenario.engine, group.model
     if engine.speculative_config is not None or engine.name == "sglang":  # with rules of their own
         return None
-    longest = scenario.specs[group.name].max_model_len
+    longest = engine_specs(scenario)[group.name].max_model_len
     prompts, outputs = workload.prompt_tokens, workload.output_tokens
     long = prompts >= longest
     total = np.minimum(prompts + outputs - 1, longest - 1)

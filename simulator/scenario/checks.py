@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from simulator.build.choose_scheduler import REQUIRED, choose_scheduler, differing_keys
-from simulator.build.engine_spec import EngineSpec, Role
+from simulator.build.engine_spec import EngineSpec
 from simulator.build.engines import ENGINES, release_of
 from simulator.build.policy_table import FIELD
 from simulator.build.settle import try_to_settle
@@ -106,9 +105,7 @@ def _attempt(found: list[Conflict], block: str, others: str) -> Iterator[None]:
         found += [(".".join(key), others, what) for key, what in wrong]
 
 
-def _check(
-    scenario: Scenario, role: Role | None = None, *, runs: bool = True
-) -> tuple[list[Conflict], EngineSpec | None]:
+def _check(scenario: Scenario, *, runs: bool = True) -> tuple[list[Conflict], EngineSpec | None]:
     """Check one engine, its hardware and its workload; return what the engine is, or None."""
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
     found = [*of_engine]
@@ -125,7 +122,7 @@ def _check(
         from simulator.build.assemble_scheduler import check_scheduler
 
         with _attempt(found, FIELD, "engine predictor"):
-            check_scheduler(replace(spec, role=role))
+            check_scheduler(spec)
     return found, spec
 
 
@@ -377,7 +374,7 @@ def _check_cluster(
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():
         own = scenario.of_group(name)
-        conflicts, specs[name] = _check(own, None if roles else group.kv_role)
+        conflicts, specs[name] = _check(own)
         for blamed, others, what in conflicts:
             of_group = {"gpu", "engine", "cost", "host", *(["model"] if group.model else [])}
             in_group = blamed.partition(".")[0] in of_group

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from simulator.build.choose_scheduler import can_overlap
-from simulator.build.engine_spec import EngineSpec
 from simulator.build.policy_table import find_policy
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.noise import describe_cost
 from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.engine_defaults import fit_to_gpu, look_up_models, open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
+from simulator.scenario.resolve import keep_specs
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate
 from simulator.util.errors import HeadwayError, HeadwayWarning, Key, did_you_mean
@@ -132,7 +131,7 @@ def check_scenario(
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]), wrong)
     if fits:
-        scenario.keep_specs(specs, fleet)
+        keep_specs(scenario, specs, fleet)
     return scenario
 
 
@@ -425,28 +424,3 @@ def _open_blocks(raw: dict[str, Any]) -> None:
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict):
             group.update(open_named_blocks(group))
-
-
-def resolve(scenario: Scenario) -> EngineSpec:
-    """Return what the engine of a scenario is, whatever its cluster; warn as `resolve_groups`."""
-    alone = scenario
-    if scenario.cluster is not None:
-        alone = scenario.model_copy(update={"cluster": None})
-    return resolve_groups(alone)[""]
-
-
-def resolve_groups(scenario: Scenario) -> Mapping[str, EngineSpec]:
-    """Return what the engines of each group are; without a cluster the only one has no name.
-
-    Warns of what they do otherwise than asked.
-    """
-    for spec in scenario.specs.values():
-        for message in spec.notes:
-            warnings.warn(message, HeadwayWarning, stacklevel=3)
-    return scenario.specs
-
-
-def describe_costs(scenario: Scenario) -> dict[str, Any]:
-    """Return what a summary would say of the costs of a scenario, by group in a cluster."""
-    groups = {name: describe_cost(spec.cost) for name, spec in scenario.specs.items()}
-    return groups[""] if scenario.cluster is None else {"cluster": {"groups": groups}}

@@ -143,6 +143,19 @@ class WorkloadConfig(Config):
             raise ValueError(str(error)) from None
 
     @property
+    def reading(self) -> dict[str, Any]:
+        """What is said of how to read the trace, by option."""
+        told = {key: value for key, value in self.trace or () if key in READ_OPTIONS}
+        told["columns"] = self.columns
+        return {key: value for key, value in told.items() if value is not None}
+
+    def make_frontend(self) -> Frontend | None:
+        """Return what requests pass before the scheduler."""
+        if self.frontend is not None:
+            return self.frontend.make()
+        return Frontend(latency=self.client_latency) if self.client_latency else None
+
+    @property
     def generator(self) -> Generator:
         """The generator that the keys describe; beside a trace, what `BESIDE_TRACE` says."""
         return self._generator

@@ -24,6 +24,7 @@ from simulator.kv_cache.tiers import SecondaryTier
 from simulator.results.kv_transfers import Encodings, Transfers
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
+from simulator.scenario.resolve import engine_specs, fleet_spec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
@@ -43,7 +44,7 @@ def set_up_cluster(
     leap: bool,
 ) -> Setup[AnyClient]:
     """Put a client before the replicas of a cluster; see `set_up`."""
-    fleet = make_fleet(FastEnvironment(), scenario.fleet, specs, sessions)
+    fleet = make_fleet(FastEnvironment(), fleet_spec(scenario), specs, sessions)
     record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     client = connect_client(fleet, scenario, record, life, partial(make, fleet.env))
     cluster = scenario.servers
@@ -183,7 +184,7 @@ def connect_client(
     if cluster.scalers:
         budget = None
         if cluster.max_gpu_budget is not None:
-            sizes = {name: scenario.specs[name].engine.gpus for name in cluster.groups}
+            sizes = {name: own.engine.gpus for name, own in scenario.groups.items()}
             gpus = [sizes[target.group] for target in fleet.targets]
             budget = GpuBudget(life, cluster.max_gpu_budget, gpus, cluster.switch_delay)
         scalers = [

@@ -32,6 +32,7 @@ from simulator.engine.replica import Replica, make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
+from simulator.scenario.resolve import engine_specs, fleet_spec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
@@ -260,10 +261,10 @@ class ReplicaGroup:
         """
         routers: Mapping[int, Router] = {}
         if self.scenario.servers.pods is not None:
-            routers = self.scenario.fleet.pod_routers(self.pods)
+            routers = fleet_spec(self.scenario).pod_routers(self.pods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            specs, groups = specs or self.scenario.specs, replica_groups(self.scenario)
+            specs, groups = specs or engine_specs(self.scenario), replica_groups(self.scenario)
             members = pod_members(self.scenario)
             names = [[groups[number] for number in members[pod]] for pod in self.pods]
             replicas = [
@@ -304,7 +305,7 @@ def run_independent(
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
-    requests = Front(scenario.fleet.make_front(), len(pods)).route(
+    requests = Front(fleet_spec(scenario).make_front(), len(pods)).route(
         workload, range(len(pods)), hints
     )
     group = ReplicaGroup(scenario, range(len(pods)), shares, leap, requests)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from simulator.build.policy_table import missing_inputs
 from simulator.results.metrics import RunMetrics
-from simulator.scenario.load import resolve_groups
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
 from simulator.simulation.independent import (

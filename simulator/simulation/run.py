@@ -19,7 +19,8 @@ from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica, make_replica
 from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
-from simulator.scenario.load import resolve_groups
+from simulator.scenario.draw import make_workload
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before
@@ -56,7 +57,7 @@ def run(
     where a file is at fault.
     """
     if workload is None:
-        workload = scenario.make_workload()
+        workload = make_workload(scenario)
     else:
         workload.check()
     need_parts(service_levels(scenario), scenario, workload)
@@ -111,7 +112,7 @@ def spread_cluster(
     """
     from simulator.simulation.independent import need_no_coupling, run_independent
 
-    workload = scenario.make_workload() if workload is None else workload
+    workload = make_workload(scenario) if workload is None else workload
     need_parts(service_levels(scenario), scenario, workload)
     need_no_coupling(scenario, workload)
     what = scenario, resolve_groups(scenario), workload, not stepwise

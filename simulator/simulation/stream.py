@@ -26,7 +26,8 @@ from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
 from simulator.results.service_levels import service_levels
 from simulator.results.table_parts import TableParts
-from simulator.scenario.load import resolve_groups
+from simulator.scenario.draw import finish_parts, make_workload, trace_pieces, trace_reader
+from simulator.scenario.resolve import fleet_spec, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.independent import (
     REQUESTS_PER_TURN,
@@ -66,7 +67,7 @@ class PodsClient(ChunkSender):
         self.replicas = group.replicas(specs)
         self._pods, self._chunks, self._now = group.pods, chunks, 0.0
         pods = len(pod_members(group.scenario))
-        self._front = Front(group.scenario.fleet.make_front(), pods)
+        self._front = Front(fleet_spec(group.scenario).make_front(), pods)
         self._apart = len(group.pods) < pods  # the others are fed elsewhere
         for replica in self.replicas:
             replica.engine.on_finish = self._finished
@@ -380,15 +381,15 @@ def chunks(
     known.
     """
     spec = scenario.workload.generator
-    if (found := scenario.trace_pieces()) is not None:
+    if (found := trace_pieces(scenario)) is not None:
         with suppress(SessionsError):
             total = sum(map(len, found())) if total is None else total
-            return total, scenario.finish_parts(rechunk(found(), size)), None
+            return total, finish_parts(scenario, rechunk(found(), size)), None
     if scenario.workload.trace is not None:
-        whole = scenario.make_workload()
+        whole = make_workload(scenario)
         return len(whole), _cut(whole, size), None if whole.after is None else Turns(whole)
-    parts = generate_parts(spec, scenario.seed, cache(scenario.reader()), size)
-    frontend = scenario.frontend()
+    parts = generate_parts(spec, scenario.seed, cache(trace_reader(scenario)), size)
+    frontend = scenario.workload.make_frontend()
     cut = (replace(part, frontend=frontend) for part in rechunk(parts, size))
     return spec.num_prompts, cut, None if spec.sessions is None else Turns()
 

@@ -32,7 +32,8 @@ from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import Oracle
 from simulator.results.request_table import COMPLETED
-from simulator.scenario.load import check_scenario, resolve
+from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler

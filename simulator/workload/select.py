@@ -66,14 +66,12 @@ class Selection(Config):
         return -inf if start is None else start, inf if end is None else end
 
 
-def select(workload: Workload, **part: Any) -> Workload:
-    """Take the part of a workload that a `Selection` of these names says; it stays as it is.
+def select(workload: Workload, chosen: Selection) -> Workload:
+    """Take a part of a workload, which stays as it is.
 
-    The first arrival that is left is moved to 0. HeadwayError if nothing or too much is left,
-    MappingError for values that cannot be.
+    The first arrival that is left is moved to 0. HeadwayError if nothing or too much is left.
     """
-    chosen, times = Selection(**part), session_starts(workload)
-    low, high = chosen.window
+    times, (low, high) = session_starts(workload), chosen.window
     rows = np.flatnonzero((times >= low) & ~(times >= high))[chosen.skip :]
     found = _repeat(take(workload, rows), chosen.repeat, chosen.limit)
     if chosen.limit is not None and chosen.limit < len(found):
@@ -192,9 +190,8 @@ def join(parts: Sequence[Workload]) -> Workload:
     return whole
 
 
-def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
+def select_pieces(read: Read, chosen: Selection) -> Iterator[Workload]:
     """Take a part of what `read` gives, as `select` does, some requests at a time."""
-    chosen = Selection(**part)
     low, high = chosen.window
     longest_in, longest_out = chosen.max_input_len or inf, chosen.max_output_len or inf
     left, base, period, long = chosen.limit or inf, None, 0.0, 0

@@ -13,6 +13,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
 from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
@@ -207,7 +208,7 @@ def test_prompts_set_the_budget_of_engines_that_do_not_split_them() -> None:
 def test_v0_stretches_yarn_as_vllm_did_before_0_30(tmp_path: Path, name: str, most: int) -> None:
     """It had the positions of the newest release, a quarter of them."""
     path = write_config(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    spec = check(engine=name, model=str(path)).specs[""]
+    spec = engine_specs(check(engine=name, model=str(path)))[""]
     assert (spec.max_model_len, spec.memory.max_model_len) == (most, most)
 
 

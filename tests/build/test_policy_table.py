@@ -3,7 +3,9 @@
 import pytest
 
 from simulator.build.policy_table import missing_inputs
-from simulator.scenario.load import load_scenario, resolve_groups
+from simulator.scenario.draw import make_workload
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve_groups
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -28,7 +30,7 @@ def traced(tmp_path):
 def missing(scenario) -> list[str]:
     admission = scenario.cluster and scenario.cluster.admission
     specs = resolve_groups(scenario).values()
-    lines = missing_inputs(specs, scenario.make_workload(), admission)
+    lines = missing_inputs(specs, make_workload(scenario), admission)
     return [line.split(",")[0] for line in lines]
 
 
@@ -133,10 +135,10 @@ def test_the_urgent_of_a_trace_go_first(traced, tmp_path):
 
 
 def test_clients_are_drawn_for_a_trace_as_for_a_generator(traced):
-    workload = traced("workload.clients=[3, 1]", RANKED).make_workload()
-    generated = load_scenario(
-        "demo", ["workload={num_prompts: 20, clients: [3, 1]}", "engine={}"]
-    ).make_workload()
+    workload = make_workload(traced("workload.clients=[3, 1]", RANKED))
+    generated = make_workload(
+        load_scenario("demo", ["workload={num_prompts: 20, clients: [3, 1]}", "engine={}"])
+    )
     assert workload.client == generated.client
     assert workload.priority.tolist() == [5 * (name == "client-1") for name in workload.client]
 
@@ -149,7 +151,7 @@ def test_a_session_has_one_client(traced, tmp_path):
     )
     (tmp_path / "t.jsonl").write_text(turns)
     scenario = traced("workload={trace: {path: t.jsonl}, clients: 50}")
-    clients = scenario.make_workload().client
+    clients = make_workload(scenario).client
     assert len({*clients}) == 3
     assert clients == clients[:3] * 4
 
@@ -169,4 +171,4 @@ def test_two_sources_of_clients(traced, tmp_path):
     named = CSV.replace("\n", ",client\n", 1).replace("\n", ",a\n").replace("client,a", "client")
     (tmp_path / "t.csv").write_text(named)
     with pytest.raises(HeadwayError, match=r"clients: the trace names the client of each"):
-        traced(TWO).make_workload()
+        make_workload(traced(TWO))

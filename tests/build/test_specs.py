@@ -6,7 +6,7 @@ import pytest
 
 from simulator import load_scenario
 from simulator.build import assemble_fleet
-from simulator.scenario.load import resolve, resolve_groups
+from simulator.scenario.resolve import engine_specs, fleet_spec, resolve, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 
@@ -23,7 +23,7 @@ def nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     def settled(*_: object) -> None:
         raise AssertionError("settled once more")
 
-    monkeypatch.setattr("simulator.scenario.scenario.load_model", settled)
+    monkeypatch.setattr("simulator.build.settle.load_model", settled)
     monkeypatch.setattr(assemble_fleet, "_settle", settled)
 
 
@@ -36,20 +36,19 @@ def test_each_spec_is_made_where_the_scenario_is_loaded(
 ) -> None:
     alone, fleet = loaded(), loaded(cluster={"groups": GROUPS})
     request.getfixturevalue("nothing_is_settled")
-    assert resolve(alone) is alone.specs[""]
+    assert resolve(alone) is engine_specs(alone)[""]
     assert [spec.gpu.name for spec in resolve_groups(fleet).values()] == ["H100-80GB", "A100-80GB"]
-    assert fleet.of_group("big").specs[""].gpu.name == "H100-80GB"
 
 
 def test_where_requests_go_is_settled_with_the_engines(request: pytest.FixtureRequest) -> None:
     scenario = loaded(cluster={"replicas": 4, "pods": 2, "router": "random"})
     request.getfixturevalue("nothing_is_settled")
-    fleet = scenario.fleet
+    fleet = fleet_spec(scenario)
     assert fleet.pods == [0, 1, 0, 1]
     assert fleet.make_front() is not fleet.make_front()  # each has a state of its own
     assert pickle.loads(pickle.dumps(scenario))._fleet is None
     with pytest.raises(AssertionError, match="settled once more"):
-        _ = scenario.model_copy(update={"seed": 1}).fleet
+        _ = fleet_spec(scenario.model_copy(update={"seed": 1}))
 
 
 def test_a_changed_copy_is_settled_by_its_own_values() -> None:
@@ -57,16 +56,16 @@ def test_a_changed_copy_is_settled_by_its_own_values() -> None:
     changed = scenario.model_copy(
         update={"engine": scenario.engine.model_copy(update={"max_model_len": 100}), "seed": 5}
     )
-    spec = changed.specs["all"]
+    spec = engine_specs(changed)["all"]
     assert (spec.max_model_len, spec.seed, spec.retries) == (100, 5, True)
-    assert scenario.specs["all"].max_model_len == 8192
+    assert engine_specs(scenario)["all"].max_model_len == 8192
 
 
 def test_a_worker_settles_a_scenario_by_itself() -> None:
     scenario = loaded(cluster={"groups": GROUPS})
     there = pickle.loads(pickle.dumps(scenario))
     assert there._specs is None
-    assert there.specs["big"].num_gpu_blocks == scenario.specs["big"].num_gpu_blocks
+    assert engine_specs(there)["big"].num_gpu_blocks == engine_specs(scenario)["big"].num_gpu_blocks
 
 
 def test_what_differs_is_told_each_time_the_engine_is_asked_for() -> None:

@@ -22,7 +22,8 @@ from calibration.running_server.ask import Server, ask, scenario_of
 from calibration.running_server.calibrate import calibrate_server
 from calibration.running_server.drive import Drive
 from headway.cli.main import main
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
 from tests.support.commands import ROOT
 from tests.support.known_server import SCENARIO, TRUTH

@@ -17,7 +17,8 @@ from calibration.running_server.judge import compare, fit_sent
 from calibration.server_logs.from_loads import fit_latency, fit_loads, play_load
 from headway.twin.replay import Replayed
 from simulator.costs.profile import read_profile
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from tests.support.known_server import SCENARIO, TRUTH, loads

@@ -11,6 +11,7 @@ from headway.cli.main import main
 from headway.report.vllm_serve import longest_that_fits
 from simulator import run
 from simulator.models.load import MODELS
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from tests.support.commands import names
 from tests.support.model_configs import write_config
@@ -46,7 +47,7 @@ def test_options_are_what_the_scenario_says(folder):
     scenario = load_scenario(Path("new/own.yaml"))
     assert (scenario.model, scenario.gpu.name, scenario.gpu.count) == ("llama-3-70b", "H200", 2)
     assert scenario.slo == ["p90_ttft_ms<=700", "goodput>=0.9"]
-    assert [*scenario.make_workload().prompt_tokens] == [50, 51, 52, 53, 54, 55]
+    assert [*make_workload(scenario).prompt_tokens] == [50, 51, 52, 53, 54, 55]
     assert "# 6 requests, prompts of 52 tokens on average" in Path("new/own.yaml").read_text()
 
 
@@ -148,7 +149,7 @@ def test_texts_without_lengths_are_estimated_as_told(folder, capsys):
         assert main([*command, "--chars-per-token", "4"]) == 0
         assert main([*command, "--chars-per-token", "inf"]) == 2
         capsys.readouterr()
-    workload = load_scenario(Path("chat.yaml")).make_workload()
+    workload = make_workload(load_scenario(Path("chat.yaml")))
     assert (workload.total_input, workload.total_output) == (10, 20)
     assert main(["trace", "describe", "chat.yaml", "--chars-per-token", "4"]) == 2
     told = capsys.readouterr().err

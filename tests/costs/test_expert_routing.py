@@ -18,7 +18,8 @@ from simulator.costs.profile import (
 )
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
 from tests.support.costs import cost_of, mixed
 

@@ -21,7 +21,8 @@ from simulator.costs.profile import (
 )
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.costs import HAND, cost_of, mixed, overhead_of, with_overhead
 from tests.support.logs import logged

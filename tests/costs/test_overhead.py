@@ -18,7 +18,8 @@ from simulator.costs.split import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.load import check_scenario, resolve
+from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run

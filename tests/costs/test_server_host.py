@@ -9,7 +9,8 @@ import pytest
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.scenario.load import check_scenario, resolve
+from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.yaml_lines import SourceMap
 from tests.support.costs import with_overhead
 

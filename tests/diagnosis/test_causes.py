@@ -11,6 +11,7 @@ from headway.planning.knee import find_knee
 from headway.report.text import run_table
 from simulator import load_scenario, run
 from simulator.diagnosis.feasibility import obstacles, warn_of_obstacles
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayWarning
 
 CHAT = {
@@ -61,7 +62,7 @@ def test_no_urgent_request_has_ended() -> None:
     """All prompts of the first priority are too long, and the others wait for seats."""
     keys = ["engine.max_num_seqs=8", "workload.clients=[1,4]", "workload.priorities=[0,1]"]
     scenario = load_scenario(CHAT, [*keys, "engine.scheduling_policy=priority"])
-    work = scenario.make_workload()
+    work = make_workload(scenario)
     assert work.priority is not None
     work.prompt_tokens[work.priority == 0] = 10_000
     findings = run(scenario, workload=work).summary()["headway"]["diagnosis"]
@@ -121,13 +122,13 @@ def test_a_busy_gpu_below_saturation_is_explained() -> None:
 def test_three_requests_are_no_endless_stream() -> None:
     """Nor do they have a share of a saturation throughput."""
     scenario = load_scenario(CHAT, ["workload.num_prompts=3", "workload.request_rate=1000"])
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     assert obstacles(scenario, load)
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeadwayWarning)
         warn_of_obstacles(scenario, load)
     assert find_knee(run(scenario)) is None
-    many = scenario.make_workload().rows(np.zeros(100, int))
+    many = make_workload(scenario).rows(np.zeros(100, int))
     with pytest.warns(HeadwayWarning, match="a queue grows as long as requests come"):
         warn_of_obstacles(scenario, many)
 

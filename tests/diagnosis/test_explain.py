@@ -7,6 +7,7 @@ import pytest
 from headway.cli.main import main
 from simulator import load_scenario, run
 from simulator.diagnosis.explain import explain
+from simulator.scenario.draw import make_workload
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from tests.diagnosis.test_rules import PAIR
@@ -203,7 +204,7 @@ def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:
 
 def test_a_request_of_a_class_is_told_by_its_bounds(write, tmp_path: Path) -> None:
     scenario = load_scenario(write(PAIR), ["goodput={ttft: 500, client paid: {e2el: 5000}}"])
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     load.client = ["paid", "paid"]
     write_run(run(scenario, workload=load), tmp_path / "out")
     story = explain(tmp_path / "out", 1).splitlines()

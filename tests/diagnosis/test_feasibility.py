@@ -9,6 +9,7 @@ from headway.cli.main import main
 from headway.studio.worker import Job, answers
 from simulator import load_scenario, run
 from simulator.diagnosis.feasibility import Traffic, never_holds, obstacles
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import with_keys
 from simulator.scenario.scenario import Scenario
 
@@ -32,7 +33,7 @@ slo: ["p99_ttft_ms<=1000"]
 
 
 def found(scenario: Scenario) -> list[str]:
-    return [str(one) for one in obstacles(scenario, scenario.make_workload())]
+    return [str(one) for one in obstacles(scenario, make_workload(scenario))]
 
 
 def test_the_shipped_demo_is_feasible() -> None:
@@ -56,19 +57,19 @@ def test_where_nobody_fits_nothing_is_too_fast(write) -> None:
 def test_the_least_change_makes_room(write, sets, told) -> None:
     """Followed, nothing is in the way."""
     scenario = load_scenario(write(LARGE), sets)
-    (first, *_) = obstacles(scenario, scenario.make_workload())
+    (first, *_) = obstacles(scenario, make_workload(scenario))
     assert str(first)[: len(told)] == told
     assert first.memory
     assert first.change
     changed = with_keys(scenario, first.change)
-    assert not [one for one in obstacles(changed, changed.make_workload()) if one.memory]
+    assert not [one for one in obstacles(changed, make_workload(changed)) if one.memory]
 
 
 def test_a_load_that_one_replica_never_keeps_up_with(write) -> None:
     """8 answers of 49 decoded tokens a second are 392, and four seats decode 398 at most."""
     assert not found(load_scenario(write(SMALL)))
     many = load_scenario(write(SMALL), ["workload.request_rate=10"])
-    (one,) = obstacles(many, many.make_workload())
+    (one,) = obstacles(many, make_workload(many))
     assert one.text.startswith("answers of 490 tokens/s come, and 1 replica can decode 398 at most")
     assert one.change == {"cluster.replicas": 2}
     assert not found(with_keys(many, one.change))
@@ -110,28 +111,28 @@ def test_the_rate_of_a_trace_and_of_sessions(write) -> None:
     """Requests over the time in which they come; turns of a session come with it."""
     sessions = ["workload.sessions={turns: 3}", "workload.num_prompts=30"]
     scenario = load_scenario(write(SMALL), sessions)
-    assert Traffic.of(scenario, scenario.make_workload()).rate == pytest.approx(24.0)
+    assert Traffic.of(scenario, make_workload(scenario)).rate == pytest.approx(24.0)
     closed = load_scenario(write(SMALL), ["workload.max_concurrency=3"])
-    assert Traffic.of(closed, closed.make_workload()).rate == 0.0
+    assert Traffic.of(closed, make_workload(closed)).rate == 0.0
 
 
 def test_keys_of_the_group_that_has_no_room(write) -> None:
     groups = "cluster={groups: {wide: {engine: {tensor_parallel_size: 4}}, narrow: {}}}"
     scenario = load_scenario(write(LARGE), [groups])
-    (one,) = obstacles(scenario, scenario.make_workload())
+    (one,) = obstacles(scenario, make_workload(scenario))
     assert next(iter(one.change)).startswith("cluster.groups.narrow.engine.")
 
 
 def test_never_holds(write) -> None:
     """What may be lost is no reason; nor is a load that comes for a while only."""
     scenario = load_scenario(write(LARGE))
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     assert never_holds(scenario, load)
     assert not never_holds(scenario, load, lost=0.99, steady=False)
     assert "a queue grows" in never_holds(scenario, load, lost=0.99)  # of those that fit
     fast = load_scenario(write(SMALL), ["workload.request_rate=10"])
-    assert never_holds(fast, fast.make_workload())
-    assert not never_holds(fast, fast.make_workload(), steady=False)
+    assert never_holds(fast, make_workload(fast))
+    assert not never_holds(fast, make_workload(fast), steady=False)
 
 
 def test_run_and_sweep_warn_before_they_begin(write, tmp_path: Path, capsys) -> None:

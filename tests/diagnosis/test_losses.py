@@ -9,6 +9,7 @@ from headway.report.text import slo_lines
 from simulator import load_scenario, run
 from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import diagnosis_lines
+from simulator.scenario.draw import make_workload
 
 TOO_LARGE = """name: too-large
 model: llama-3.3-70b
@@ -134,5 +135,5 @@ def test_replicas_for_clients_who_give_up_serve_them_all(write: Any) -> None:
     assert advice["key"] == "cluster.replicas"
     assert run(enough).summary()["completed"] == 300
     scenario = load_scenario(write(TOO_LARGE), [*sets, few])
-    (told,) = obstacles(scenario, scenario.make_workload())
+    (told,) = obstacles(scenario, make_workload(scenario))
     assert "the rest is refused or given up" in str(told)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import run
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
@@ -57,7 +58,7 @@ def test_who_hangs_up_leaves_and_nothing_is_left_behind(load, engine, clock, pat
 def test_a_scenario_whose_clients_hang_up(overrides: list[str]) -> None:
     """Half hang up: they are told as unfinished, and the others are served."""
     scenario = load_scenario("demo", overrides)
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     load.cancel_after = np.where(np.arange(len(load)) % 2, 0.4, np.nan)
     found, stepped = run(scenario, workload=load), run(scenario, workload=load, stepwise=True)
     words = found.requests.finish_reason
@@ -87,7 +88,7 @@ def test_a_trace_says_when_clients_hang_up(tmp_path: Path) -> None:
         "model: llama-3.1-8b\ngpu: {name: H100-80GB}\nworkload: {trace: {path: t.jsonl}}\n"
     )
     scenario = load_scenario(tmp_path / "s.yaml")
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     assert load.cancel_after is not None
     assert load.hint is not None
     assert load.cancel_after.tolist()[0] == 0.25

@@ -12,6 +12,7 @@ from simulator.costs.linear import LinearCost
 from simulator.features.lora.lora import Lora
 from simulator.features.lora.work import AdapterWork, work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.scenario.resolve import engine_specs
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.engines import made
 from tests.support.scenarios import errors
@@ -129,7 +130,7 @@ def test_drafts_are_tokens_under_an_adapter(tmp_path: Path, caching: str) -> Non
     """Decodes verify 1 + 3 tokens, kept as sums or, with a prefix cache, one by one."""
     text = SCENARIO.replace("max_loras: 1", f"enable_prefix_caching: {caching}, {DRAFTS}")
     scenario = load_scenario(write(tmp_path, "0,20,10,a", text=text))
-    one = make_scheduler(scenario.specs[""], False)
+    one = make_scheduler(engine_specs(scenario)[""], False)
     for id, model in enumerate(["a", ""]):
         one.add(Request(id, 0.0, 20, 10, model=model))
     found = []

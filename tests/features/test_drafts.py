@@ -17,7 +17,8 @@ from simulator.features.drafts.walk import (
 )
 from simulator.features.lora.cost import LoraCost
 from simulator.features.lora.lora import Lora
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.5}

@@ -11,6 +11,7 @@ from simulator.core.request import Media, Request, Segments, Step
 from simulator.features.images.images import EncoderLimits, Images, encoder_of
 from simulator.features.images.work import work_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.scenario.draw import make_workload
 from simulator.schedulers.vllm.rules import Release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
@@ -249,6 +250,6 @@ def test_a_run_with_images_leaps_as_it_steps(tmp_path: Path) -> None:
 def test_what_does_not_go_together(tmp_path: Path, key: str, value: str, says: str) -> None:
     """One line each."""
     with pytest.raises(HeadwayError) as caught:
-        load_scenario(write(tmp_path, "0,10,1,2"), [f"{key}={value}"]).make_workload()
+        make_workload(load_scenario(write(tmp_path, "0,10,1,2"), [f"{key}={value}"]))
     (line,) = caught.value.messages
     assert says in line

@@ -17,6 +17,7 @@ from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from tests.support.with_fields import with_fields
 
 QWEN, GPU = load_model("qwen2.5-vl-7b"), GPUS["H100-80GB"]
@@ -79,7 +80,7 @@ def test_a_table_of_ones_own() -> None:
     """Straight between its rows and beyond the last; images of a step are added up."""
     table = {"encoder_seconds": [[100, 0.01], [300, 0.05]]}
     raw = {"engine": {"multimodal_config": table}, "cost": {"kind": "linear", "base": 0.1}}
-    cost = load_scenario(raw).specs[""].cost
+    cost = engine_specs(load_scenario(raw))[""].cost
     seconds = {50: 0.01, 100: 0.01, 200: 0.03, 300: 0.05, 400: 0.07}
     for tokens, expected in seconds.items():
         assert cost.execute(step(tokens)).seconds == pytest.approx(0.1 + expected)

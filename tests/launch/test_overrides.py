@@ -6,6 +6,7 @@ import pytest
 
 from headway.report.vllm_serve import serve_command
 from simulator.build.kv_room import engine_sizes, memory_budget
+from simulator.build.settle import resolve_model
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
@@ -41,7 +42,7 @@ def of_command(command, version=None):
 def test_keys_are_laid_over_a_config(options, longest, layers):
     """As vLLM 0.32's own ModelConfig has it, max_model_len and layers."""
     scenario = of_command(f"{SERVE} {options}")
-    model = scenario.loaded_model
+    model = resolve_model(scenario)
     assert engine_sizes(scenario.engine, model).positions == longest
     assert model.num_hidden_layers == layers
 
@@ -51,26 +52,26 @@ def test_yarn_of_old_releases_stretches_the_original_length():
     launch = read_launch(f"{SERVE} {ROPE} {DOTTED}", "0.10.0")
     assert launch.engine["hf_overrides"] == LONG | {"rope_theta": 1e6}
     yarn = f"--hf-overrides '{json.dumps({'rope_scaling': YARN})}'"
-    assert of_command(f"{SERVE} {yarn}").loaded_model.longest((0, 29, 0)) == 131_072
-    assert of_command(f"{SERVE} {yarn}").loaded_model.longest((0, 32, 0)) == 40_960
+    assert resolve_model(of_command(f"{SERVE} {yarn}")).longest((0, 29, 0)) == 131_072
+    assert resolve_model(of_command(f"{SERVE} {yarn}")).longest((0, 32, 0)) == 40_960
 
 
 def test_a_model_keeps_what_its_name_says_under_other_keys():
     """A name's precision and longest request are no part of the shipped config.json."""
     name = "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8"
-    own = of_command(f"vllm serve {name}").loaded_model
-    model = of_command(f"vllm serve {name} --hf-overrides.num_hidden_layers 24").loaded_model
+    own = resolve_model(of_command(f"vllm serve {name}"))
+    model = resolve_model(of_command(f"vllm serve {name} --hf-overrides.num_hidden_layers 24"))
     assert model.quantization == own.quantization == "fp8"
     assert model.max_position_embeddings == own.max_position_embeddings == 262_144
     short = of_command(f"vllm serve {name} --hf-overrides.max_position_embeddings 40960")
-    assert short.loaded_model.max_position_embeddings == 40_960
+    assert resolve_model(short).max_position_embeddings == 40_960
 
 
 def test_keys_in_a_block_change_it_alone():
     """As ModelConfig._apply_dict_overrides."""
     own = load_model("gemma-3-27b")
     asked = "--hf-overrides.text_config.max_position_embeddings 4096"
-    model = of_command(f"vllm serve google/gemma-3-27b-it {asked}").loaded_model
+    model = resolve_model(of_command(f"vllm serve google/gemma-3-27b-it {asked}"))
     assert model.max_position_embeddings == 4096
     assert model.hidden_size == own.hidden_size
     assert model.vision == own.vision
@@ -106,7 +107,7 @@ def test_replicas_of_sglang_leave_a_wrong_cluster_to_its_check():
 def test_sglang_lays_keys_over_a_config():
     command = "sglang serve --model-path Qwen/Qwen3-8B --json-model-override-args"
     scenario = of_command(f"{command} '{json.dumps(LONG)}'")
-    assert engine_sizes(scenario.engine, scenario.loaded_model).positions == 131_072
+    assert engine_sizes(scenario.engine, resolve_model(scenario)).positions == 131_072
 
 
 def test_a_command_comes_back_with_keys_over_a_config():
@@ -120,7 +121,7 @@ def test_a_command_comes_back_with_keys_over_a_config():
 def test_states_are_in_the_dtype_asked_for(dtype, width):
     """Nemotron-H's matrices of 64 heads of 64 x 128; the convolution's inputs are in 16 bits."""
     name = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
-    model = of_command(f"vllm serve {name} --mamba-ssm-cache-dtype {dtype}").loaded_model
+    model = resolve_model(of_command(f"vllm serve {name} --mamba-ssm-cache-dtype {dtype}"))
     assert model.linear.state_bytes(2) == 3 * 6144 * 2 + 64 * 64 * 128 * width
 
 
@@ -129,6 +130,6 @@ def test_bytes_of_a_cache_are_counted_in_blocks_of_the_states_asked_for(dtype):
     name = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
     options = f"--kv-cache-memory-bytes 20G --mamba-ssm-cache-dtype {dtype}"
     own = of_command(f"vllm serve {name} {options}")
-    layout = memory_budget(own.engine, own.loaded_model, find_gpu("H100")).layout
+    layout = memory_budget(own.engine, resolve_model(own), find_gpu("H100")).layout
     blocks = own.engine.num_gpu_blocks_override
     assert 0 <= 20 * GIB - blocks * layout.block_bytes < layout.block_bytes

@@ -5,6 +5,7 @@ import pytest
 from headway.cli.main import main
 from simulator.launch.keys import CHAIN, EAGLE_SIZES, TREE, LaunchCommand, read_launch
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.util.errors import HeadwayError
 
 NEXTN = "sglang serve --model m --speculative-algorithm NEXTN"
@@ -164,7 +165,7 @@ def test_pages_are_as_long_as_the_kernels_take(gpu, options, page):
 
 
 def settled(scenario):
-    (spec,) = scenario.specs.values()
+    (spec,) = engine_specs(scenario).values()
     return spec.engine.block_size
 
 

@@ -35,7 +35,8 @@ from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
 from simulator.models.quantization import Format, Quantization, Rule
 from simulator.results.service_levels import parse_slo
-from simulator.scenario.load import resolve
+from simulator.scenario.draw import make_workload
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.engines import workload
@@ -49,7 +50,7 @@ slo: ["p90_ttft_ms<=1000"]
 
 def replica(scenario: Scenario) -> tuple[Replica, Traffic]:
     parts = resolve(scenario)
-    traffic = Traffic.of(scenario, scenario.make_workload())
+    traffic = Traffic.of(scenario, make_workload(scenario))
     return Replica(scenario.engine, parts.model, parts.gpu, parts.cost), traffic
 
 

@@ -16,7 +16,8 @@ from headway.planning.measure import Change, measure_run
 from simulator import load_scenario, run
 from simulator.costs.noise import QUANTILE
 from simulator.results.service_levels import parse_slo, step_span
-from simulator.scenario.load import resolve, with_keys
+from simulator.scenario.load import with_keys
+from simulator.scenario.resolve import resolve
 
 CHAT = [
     *("model=llama-3-8b", "gpu.name=A100-80GB", "cost=null", "seed=0"),

@@ -11,6 +11,7 @@ from simulator import load_scenario, run
 from simulator.core.log import Log
 from simulator.results.service_levels import parse_slo
 from simulator.results.steady_state import find_growth, find_warmup
+from simulator.scenario.draw import make_workload
 from tests.support.logs import ObservedRequest, add_request
 from tests.support.scenarios import ONE_A_SECOND
 
@@ -40,7 +41,7 @@ def test_a_run_is_looked_at_whenever_another_hundredth_is_over(scenario: Path):
     """Of 20 one is more: five times the hundredth that P99 allows is one, so two break it."""
     given = loaded(scenario, 2.0, 20)
     log, sent = Log(num_blocks=9, block_size=4, num_seats=1), np.zeros(20)
-    watch = _Watch(given.make_workload(), given, [P99], None)
+    watch = _Watch(make_workload(given), given, [P99], None)
     told = [watch(sent, [log])]
     for number in range(2):
         add_request(log, number, ObservedRequest(sent=0.0, scheduled=8.0, tokens=[9.0]))
@@ -136,7 +137,7 @@ def test_growth_of_the_kv_cache_is_told(tmp_path: Path):
         )
     )
     scenario = loaded(path, 5.0, 1000)
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     assert find_growth(run(scenario, workload=workload)) == ""
     longer = replace(workload, prompt_tokens=np.linspace(16, 240, 1000).astype(np.int64))
     assert find_growth(run(scenario, workload=longer)) == "KV cache usage"

@@ -11,6 +11,7 @@ import pytest
 from headway.cli.main import main
 from headway.planning.pods import one_pod
 from headway.planning.problem import PlanOptions, make_problem
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
@@ -31,8 +32,8 @@ def test_a_pod_gets_arrivals_as_in_the_fleet(router: str, tmp_path: Path) -> Non
     levels = PlanOptions(slo=["p99_ttft_ms<=1000"])
     assert make_problem(path, levels, load).pods == 4
     assert make_problem(path, levels, ["cluster={replicas: 3}"]).pods == 1
-    gaps = np.diff(pod.make_workload().arrival)
-    arrival = whole.make_workload().arrival
+    gaps = np.diff(make_workload(pod).arrival)
+    arrival = make_workload(whole).arrival
     chosen = (
         np.arange(40000) % 4
         if router == "round_robin"

@@ -10,6 +10,7 @@ import pytest
 from headway.cli.main import main
 from headway.planning.rollouts import _draw, rollouts
 from simulator import load_scenario, run
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 from tests.support.workloads import generate
 
@@ -93,7 +94,7 @@ def test_the_verb_prices_generation_and_training(tmp_path: Path, capsys) -> None
     hourly = told["steps"][0]["dollars_per_hour"]
     priced = hourly / 3600 * (sum(seconds) + 12) / 128 * 1000
     assert total["dollars_per_1000_samples"] == pytest.approx(priced)
-    answers = np.sort(load_scenario(path).make_workload().output_tokens)
+    answers = np.sort(make_workload(load_scenario(path)).output_tokens)
     assert told["steps"][0]["tail"] == pytest.approx(TOKEN * (answers[-1] - answers[28]))
     assert main(["rollouts", path]) == 0
     assert "less than a tenth of the samples is left" not in capsys.readouterr().out

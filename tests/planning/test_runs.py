@@ -8,7 +8,7 @@ from headway.planning.journal import run_key
 from headway.planning.plan import Runs
 from headway.planning.runs import Outcome, metric_values, run_point
 from simulator import load_scenario
-from simulator.scenario.scenario import Scenario
+from simulator.scenario.draw import make_workload
 from simulator.simulation.run import run
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -57,8 +57,9 @@ def test_a_trace_is_read_once_and_again_when_it_or_its_block_changes(
 ) -> None:
     """Every point has the numbers that it has alone."""
     read = []
-    make = Scenario.make_workload
-    monkeypatch.setattr(Scenario, "make_workload", lambda self: read.append(1) or make(self))
+    monkeypatch.setattr(
+        "headway.planning.runs.make_workload", lambda it: read.append(1) or make_workload(it)
+    )
     path = tmp_path / "scenario.yaml"
     path.write_text(SCENARIO)
 

@@ -23,7 +23,8 @@ from headway.planning.sensitivity import (
 from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import EXPERT_KERNELS
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 

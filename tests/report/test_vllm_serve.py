@@ -10,7 +10,8 @@ from headway.report.vllm_serve import serve_command
 from simulator import load_scenario
 from simulator.build.policy_table import PLUGIN
 from simulator.launch.keys import read_launch
-from simulator.scenario.load import check_scenario, resolve
+from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.yaml_lines import SourceMap
 from tests.support.scenarios import ONE_A_SECOND
 

@@ -17,7 +17,9 @@ from simulator.results.service_levels import (
     service_levels,
     step_span,
 )
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.draw import make_workload
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
@@ -209,7 +211,7 @@ def test_levels_of_a_client_and_of_a_priority_are_of_its_requests_alone() -> Non
     """TTFTs of 1, 4, 7 and 10 s: client a has 1 and 7, priority 5 has 7 and 10."""
     slo = ["client a: p100_ttft_ms<=7000", "priority 5:p100_ttft_ms<=9000", "client b:goodput>=0.5"]
     found = scenario(slo=slo, goodput={"ttft": 4000.0})
-    load = found.make_workload()
+    load = make_workload(found)
     load.client, load.priority = ["a", "b", "a", "b"], np.array([0, 0, 5, 5])
     own = run(found, workload=load).summary()["headway"]
     told = {one["bound"]: (one["value"], one["met"]) for one in own["slo"]}
@@ -225,7 +227,7 @@ CLASSES = {"ttft": 4000.0, "client a": {"e2el": 9000.0}, "priority 5": {"tpot": 
 def test_a_class_has_bounds_of_its_own_and_its_share_is_a_level() -> None:
     """TTFTs of 1, 4, 7, 10 s, E2ELs 2 s later: a's 3 and 9 are kept, 4 of all's, and any TPOT."""
     found = scenario(goodput=CLASSES)
-    load = found.make_workload()
+    load = make_workload(found)
     load.client, load.priority = ["a", "b", "a", "b"], np.array([0, 0, 5, 5])
     own = run(found, workload=load).summary()["headway"]
     levels = ["goodput>=0.99", "client a:goodput>=0.99", "priority 5:goodput>=0.99"]
@@ -261,7 +263,7 @@ def test_the_last_request_of_a_client_ends_by_a_time() -> None:
     """The four end after 3, 6, 9 and 12 s."""
     slo = ["client a: finish<=0:00:09", "finish<=0:00:10"]
     found = scenario(slo=slo)
-    load = found.make_workload()
+    load = make_workload(found)
     load.client = ["a", "b", "a", "b"]
     result = run(found, workload=load)
     told = [(one["bound"], one["value"], one["met"]) for one in result.summary()["headway"]["slo"]]
@@ -275,7 +277,7 @@ def test_a_level_of_requests_that_nobody_sends_is_refused() -> None:
     found = scenario(slo=["client paid:p95_ttft_ms<=1000"])
     with pytest.raises(HeadwayError, match="no request is of client paid; none names a client"):
         run(found)
-    load = found.make_workload()
+    load = make_workload(found)
     load.client = ["free", "free", "trial", "free"]
     with pytest.raises(HeadwayError, match="client paid; there are free, trial"):
         run(found, workload=load)

@@ -9,6 +9,7 @@ from scipy.special import stdtr
 
 from headway.report.text import run_table
 from simulator.results.steady_state import Trend, linear_trend, mser5, t_test_p_value, trend_warning
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -150,4 +151,4 @@ def test_waiting_clients_are_no_backlog(write):
     """In a closed loop the requests behind max_concurrency wait by intent."""
     text = LOADED.replace("request_rate: 20", "max_concurrency: 4")
     assert run(load_scenario(write(text))).summary()["headway"]["stationary"] is True
-    assert replace(load_scenario(write(text)).make_workload()).request_rate == inf
+    assert replace(make_workload(load_scenario(write(text)))).request_rate == inf

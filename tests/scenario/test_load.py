@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from simulator.core.request import Step
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import errors
 
@@ -40,7 +42,7 @@ def test_overrides_set_any_key(write):
     assert (policy.name, policy.arguments) == ("static", {"batch_size": 2})
     assert scenario.resolved()["engine"]["scheduling_policy"] == policy.written
     assert (scenario.goodput.ttft, scenario.seed) == (1000, 7)
-    assert len(scenario.make_workload()) == 20
+    assert len(make_workload(scenario)) == 20
 
 
 def test_an_override_can_mend_a_bad_file(write):
@@ -162,7 +164,8 @@ def test_other_hardware_has_its_own_profile_and_count(tmp_path, settings, cost, 
 
 def test_the_demo_finds_its_profile_by_model_gpu_and_precision() -> None:
     spec, narrow = (
-        load_scenario("demo", settings).specs[""] for settings in ([], ["engine.quantization=fp8"])
+        engine_specs(load_scenario("demo", settings))[""]
+        for settings in ([], ["engine.quantization=fp8"])
     )
     step = Step([], 64, 64 * 500)
     assert spec.cost.name == "llama-3-8b.a100.bf16"

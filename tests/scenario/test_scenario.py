@@ -9,7 +9,9 @@ import yaml
 
 from headway.report.vllm_serve import serve_command
 from simulator.core.engine_config import EngineConfig
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.simulation.run import run
@@ -93,7 +95,7 @@ def test_defaults_are_those_documented(write):
         "allocation": "paged",
     }
     assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)
-    assert len(scenario.make_workload()) == 1000
+    assert len(make_workload(scenario)) == 1000
 
 
 def test_blocks_without_keys_have_their_defaults(write):
@@ -127,7 +129,7 @@ def test_a_resolved_scenario_is_the_same_scenario(write, text):
     second = load_scenario(write(yaml.safe_dump(resolved)))
     assert second.resolved() == resolved
     assert second.engine == first.engine
-    a, b = first.make_workload(), second.make_workload()
+    a, b = make_workload(first), make_workload(second)
     assert a.arrival.tolist() == b.arrival.tolist()
     assert a.prompt_tokens.tolist() == b.prompt_tokens.tolist()
     assert a.max_concurrency == b.max_concurrency
@@ -165,7 +167,7 @@ def test_a_trace_is_read_and_its_part_taken(write):
     trace = "{path: t.csv, skip: 1, limit: 3, rate_scale: 2, max_input_len: 102}"
     path = write(f"workload:\n  trace: {trace}\n  max_concurrency: 2\n")
     with pytest.warns(match="max_input_len"):
-        workload = load_scenario(path).make_workload()
+        workload = make_workload(load_scenario(path))
     assert workload.prompt_tokens.tolist() == [101, 102]
     assert workload.arrival.tolist() == [0.0, 0.5]
     assert workload.max_concurrency == 2
@@ -176,26 +178,26 @@ def test_a_malformed_line_of_a_trace_is_named(write):
     write(AZURE + "2023-11-16 18:00:09.0000000,x,3\n", "t.csv")
     scenario = load_scenario(write("workload: {trace: {path: t.csv}}\n"))
     with pytest.raises(HeadwayError, match=r"t.csv:7: ContextTokens: "):
-        scenario.make_workload()
+        make_workload(scenario)
 
 
 def test_lengths_are_drawn_from_a_trace_beside_the_scenario(write):
     """And a missing one is told as such."""
     write(AZURE, "t.csv")
     path = write("workload: {lengths: {path: t.csv}, num_prompts: 50}\n")
-    workload = load_scenario(path).make_workload()
+    workload = make_workload(load_scenario(path))
     assert set(workload.prompt_tokens.tolist()) <= {100, 101, 102, 103, 104}
     assert np.all(workload.output_tokens == workload.prompt_tokens - 90)
     scenario = load_scenario(path, ["workload.lengths.path=none.csv"])
     with pytest.raises(HeadwayError, match=r"none.csv: no such file"):
-        scenario.make_workload()
+        make_workload(scenario)
 
 
 def test_what_only_the_generator_notices_has_its_line_too(write):
     """A lognormal so wide that lengths become absurd is found while drawing."""
     path = write("workload:\n  input_len:\n    kind: lognormal\n    sigma: 60\n    median: 100\n")
     with pytest.raises(HeadwayError) as caught:
-        load_scenario(path).make_workload()
+        make_workload(load_scenario(path))
     assert str(caught.value).startswith(f"{path}:2: workload.input_len.high: without it a length")
 
 
@@ -249,7 +251,7 @@ def test_a_fine_tune_is_simulated_as_what_it_is_like(tmp_path: Path) -> None:
     """It has its own name in commands, and is read back from what a run writes down."""
     mine = {"like": "meta-llama/Meta-Llama-3-8B-Instruct", "name": "acme/my-tune"}
     scenario = load_scenario({"model": mine})
-    assert scenario.specs[""].model.name == "llama-3-8b"
+    assert engine_specs(scenario)[""].model.name == "llama-3-8b"
     assert "vllm serve acme/my-tune" in serve_command(scenario)
     assert load_scenario(scenario.resolved()).model == scenario.model
     assert scenario.engine == load_scenario({"model": "llama-3-8b"}).engine

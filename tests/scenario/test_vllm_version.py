@@ -8,6 +8,7 @@ import pytest
 from headway.cli.main import main
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -237,9 +238,9 @@ def test_the_installed_vllm_is_of_its_own_version(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.33.0")
     for version in ("0.33", None):
-        _check_installed(check(engine={"version": version}).specs[""])
+        _check_installed(engine_specs(check(engine={"version": version}))[""])
     with pytest.raises(ValueError, match=r"is 0\.19, and vLLM 0\.33\.0 is installed"):
-        _check_installed(check(engine={"version": "0.19"}).specs[""])
+        _check_installed(engine_specs(check(engine={"version": "0.19"}))[""])
 
 
 def test_the_first_chunk_is_enough_before_0_19() -> None:

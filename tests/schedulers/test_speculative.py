@@ -14,7 +14,8 @@ from simulator.features.drafts.blocks import SlotCounter
 from simulator.features.drafts.cost import DraftedCost
 from simulator.models.sliding_window import LayerGroups
 from simulator.policies.orders import SJF
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from tests.support.engines import Clock, made, play, workload

@@ -8,6 +8,7 @@ from simulator.build.assemble_scheduler import make_scheduler
 from simulator.core.log import REJECTED
 from simulator.core.request import Request
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import engine_specs
 from simulator.schedulers.door import Door
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -105,9 +106,9 @@ def test_where_they_are_not_simulated_they_are_refused(blocks, what):
 
 def test_the_limits_are_before_the_scheduler_of_the_installed_vllm_too(monkeypatch):
     scenario = load(engine={"max_num_queued_reqs": 5})
-    made = make_scheduler(scenario.specs[""], False)
+    made = make_scheduler(engine_specs(scenario)[""], False)
     made.door = None
     monkeypatch.setattr("headway.vllm.assemble_installed.make_installed", lambda *_: made)
     engine = scenario.engine.model_copy(update={"scheduler": "vllm"})
-    spec = replace(scenario.specs[""], engine=engine)
+    spec = replace(engine_specs(scenario)[""], engine=engine)
     assert make_scheduler(spec, False).door.requests == 5

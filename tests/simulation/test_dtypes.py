@@ -30,7 +30,7 @@ def test_dtypes_change_capacity_and_time(
 ) -> None:
     """Blocks by the bytes left; a decode's time by the bytes moved, at the GPU's shares of 1."""
     from simulator.costs.roofline import efficiency_of
-    from simulator.scenario.load import resolve
+    from simulator.scenario.resolve import resolve
 
     text = f"model: llama-3-8b\ngpu: {{name: L40S}}\nengine: {engine}\ncost: {{kind: roofline}}\n"
     parts = resolve(load_scenario(write(text)))

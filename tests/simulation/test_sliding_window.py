@@ -5,7 +5,8 @@ from math import isclose
 
 import pytest
 
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
 from tests.support.scenarios import errors

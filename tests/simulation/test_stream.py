@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
@@ -166,7 +167,7 @@ def test_chunks_are_cut_from_the_same_numbers(tmp_path: Path) -> None:
     clients = ["workload.clients=4", "workload.priorities=[1, 2, 3, 4]", "workload.max_tokens=9"]
     for overrides in ([], LENGTHS, [groups], [groups, turns, *LENGTHS], [turns, *clients]):
         what = scenario(tmp_path, *overrides)
-        whole = what.make_workload()
+        whole = make_workload(what)
         total, parts, _ = chunks(what, 64)
         found = list(parts)
         assert (total, len(found)) == (300, 5)
@@ -227,7 +228,7 @@ def test_what_needs_all_requests_is_refused_by_its_key(
 def test_more_requests_than_fit_are_only_streamed(tmp_path: Path) -> None:
     what = scenario(tmp_path, "workload.num_prompts=10000001")
     with pytest.raises(HeadwayError, match=r"num_prompts: 10000001 requests do not fit .*--no-tab"):
-        what.make_workload()
+        make_workload(what)
     total, parts, _ = chunks(what, 100)
     assert total == 10_000_001
     assert len(next(parts)) == 100

@@ -4,7 +4,7 @@ import numpy as np
 
 from calibration.server_logs.from_loads import Load, play_load
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 

@@ -19,7 +19,7 @@ from calibration.server_logs.from_loads import play_load
 from headway.twin.replay import replay
 from simulator.core.engine_config import EngineConfig
 from simulator.results.request_table import RequestTable
-from simulator.scenario.load import resolve
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer, steps_of

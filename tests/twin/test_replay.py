@@ -27,7 +27,9 @@ from headway.twin.measured_run import summary, table, write_measured
 from headway.twin.options import ServeOptions
 from headway.twin.replay import prompt_of, replay
 from headway.twin.server import Server, token_counter
-from simulator.scenario.load import load_scenario, resolve
+from simulator.scenario.draw import make_workload
+from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
@@ -76,7 +78,7 @@ def test_what_is_measured_is_what_was_simulated(
     scenario: Scenario, served: tuple[Server, str], tmp_path: Path
 ) -> None:
     server, url = served
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     found = replay(load, url)
     assert [one.error for one in found.requests] == [""] * 12
     assert [one.tokens for one in found.requests] == load.output_tokens.tolist()
@@ -106,7 +108,7 @@ def test_what_is_measured_is_what_was_simulated(
 def test_a_request_that_fails_is_told_beside_the_others(
     scenario: Scenario, served: tuple[Server, str], tmp_path: Path
 ) -> None:
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     load.prompt_tokens[3] = 5000
     found = replay(load, served[1])
     assert [number for number, one in enumerate(found.requests) if one.error] == [3]
@@ -122,7 +124,7 @@ def test_a_request_that_fails_is_told_beside_the_others(
 def test_turns_wait_for_the_turn_before(served: tuple[Server, str], tmp_path: Path) -> None:
     path = tmp_path / "talk.yaml"
     path.write_text(SCENARIO.replace("num_prompts: 12,", "num_prompts: 6, sessions: {turns: 3},"))
-    load = load_scenario(path).make_workload()
+    load = make_workload(load_scenario(path))
     assert load.after is not None
     found = replay(load, served[1]).requests
     for number, before in enumerate(load.after.tolist()):
@@ -131,7 +133,7 @@ def test_turns_wait_for_the_turn_before(served: tuple[Server, str], tmp_path: Pa
 
 
 def test_prompts_are_equal_where_the_workload_says_so(scenario: Scenario) -> None:
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     load.segments = [(("shared", 200), (k, 100)) for k in range(12)]
     first, second = prompt_of(load, 0), prompt_of(load, 1)
     assert len(first) == 300
@@ -144,7 +146,7 @@ def test_prompts_are_equal_where_the_workload_says_so(scenario: Scenario) -> Non
 @pytest.mark.medium
 def test_prompts_differ_from_run_to_run(scenario: Scenario, served: tuple[Server, str]) -> None:
     """The server's prefix cache finds none of a replay before, but where the seed is the same."""
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     for seed, share in ((None, 0.0), (7, 0.0), (7, 0.96), (None, 0.0)):
         found = replay(load, served[1], prompt_seed=seed)
         told = summary(found, load)
@@ -220,7 +222,7 @@ def test_prompts_have_tokens_of_the_scenarios_model(
 
 def test_nobody_there_is_told_in_a_line(scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=r"--url: http://127\.0\.0\.1:9: "):
-        replay(scenario.make_workload(), "http://127.0.0.1:9")
+        replay(make_workload(scenario), "http://127.0.0.1:9")
     found = headway("replay", "demo", "--url", "ftp://x", "--out", str(tmp_path / "o"))
     assert found.returncode == 2
     assert "--url: 'ftp://x' does not begin with http://" in found.stderr
@@ -281,7 +283,7 @@ def test_the_four_commands_of_the_page_follow_one_another(tmp_path: Path) -> Non
 
     # What was served is a trace that says itself what it is.
     trace = served / "served.jsonl"
-    load, again = read_trace(trace), load_scenario(served / "replay.yaml").make_workload()
+    load, again = read_trace(trace), make_workload(load_scenario(served / "replay.yaml"))
     assert len(load) == 60
     assert load.arrival.tolist() == again.arrival.tolist()
     assert load.segments == again.segments
@@ -335,7 +337,7 @@ def test_a_server_that_wants_a_key_gets_it(
     with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        load = scenario.make_workload()
+        load = make_workload(scenario)
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         with pytest.raises(HeadwayError, match="401: the server wants a key: set OPENAI_API_KEY"):
             replay(load, url)
@@ -349,7 +351,7 @@ def test_a_server_that_wants_a_key_gets_it(
 def test_what_a_measurement_says_of_its_own_faults_is_noted(
     scenario: Scenario, served: tuple[Server, str], tmp_path: Path
 ) -> None:
-    load = scenario.make_workload()
+    load = make_workload(scenario)
     load.prompt_tokens[3] = 5000
     found = replay(load, served[1])
     found.server_late, found.requests[0].late = 0.25, 3.0

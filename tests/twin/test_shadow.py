@@ -28,6 +28,7 @@ from headway.twin.shadow import (
     traffic,
 )
 from simulator import run
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -108,7 +109,7 @@ def test_they_part_when_a_knob_is_changed_and_agree_whatever_the_traffic(
 
 def test_the_traffic_is_what_the_counters_say(path: Path) -> None:
     server = load_scenario(path)
-    asked = server.make_workload()
+    asked = make_workload(server)
     polls = polls_of(server, np.arange(0.0, 200.0).tolist())
     load = traffic(polls, asked, 0)
     load.check()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
@@ -85,7 +86,7 @@ def test_images_that_a_count_of_tokens_has_in_it(tmp_path, counted):
         "engine: {multimodal_config: {encoder_seconds: [[1, 0.01], [9, 0.02]]}}\n"
         "workload: {trace: {path: t.csv}, multimodal: {image: {tokens: 700}}}\n"
     )
-    work = load_scenario(tmp_path / "s.yaml").make_workload()
+    work = make_workload(load_scenario(tmp_path / "s.yaml"))
     more = [0, 0, 0] if counted else [0, 700, 1400]
     assert work.prompt_tokens.tolist() == [120 + more[0], 820 + more[1], 1520 + more[2]]
     assert [len(parts) for parts in work.segments] == [1, 2, 3]

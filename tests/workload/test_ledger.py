@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces import read_trace
@@ -66,14 +67,14 @@ def test_images_without_sizes_are_told(tmp_path):
     (tmp_path / "t.csv").write_text(f"{HEAD},num_images\n0,9,5,1\n1,9,5,2\n")
     (tmp_path / "s.yaml").write_text("model: llama-3-8b\nworkload: {trace: {path: t.csv}}\n")
     with pytest.warns(HeadwayWarning, match="images: 3, whose sizes nothing tells"):
-        load_scenario(tmp_path / "s.yaml").make_workload()
+        make_workload(load_scenario(tmp_path / "s.yaml"))
 
 
 def test_several_models_on_one_engine_are_told(tmp_path):
     (tmp_path / "t.csv").write_text(f"{HEAD},model\n0,9,5,a\n1,9,5,b\n2,9,5,b\n")
     (tmp_path / "s.yaml").write_text("model: llama-3-8b\nworkload: {trace: {path: t.csv}}\n")
     with pytest.warns(HeadwayWarning, match=r"several models: b \(2\), a \(1\); one serves all"):
-        load_scenario(tmp_path / "s.yaml").make_workload()
+        make_workload(load_scenario(tmp_path / "s.yaml"))
 
 
 def test_when_it_was_sent_not_when_it_was_planned(put):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces import read_trace
@@ -170,14 +171,14 @@ def test_a_scenario_names_columns(write, put):
     told = "{arrival: when, prompt: n_prompt_tok, output: n_completion_tok}"
     text = "workload:\n  trace: {path: own.csv.gz}\n  columns: "
     for columns in (told, "arrival=when,prompt=n_prompt_tok,output=n_completion_tok"):
-        found = load_scenario(write(text + columns + "\n")).make_workload()
+        found = make_workload(load_scenario(write(text + columns + "\n")))
         assert facts(found) == ([0, 0.75], [100, 50], [20, 5])
     with pytest.raises(HeadwayError, match="prompt and output: are both 'a'"):
         load_scenario(write(text + "{prompt: a, output: a}\n"))
     with pytest.raises(HeadwayError, match="need a trace that names no format"):
         load_scenario(write("workload: {columns: 'prompt=a,output=b'}\n"))
     with pytest.raises(HeadwayError, match=r"try --set workload\.columns='arrival=when,"):
-        load_scenario(write("workload: {trace: {path: own.csv.gz}}\n")).make_workload()
+        make_workload(load_scenario(write("workload: {trace: {path: own.csv.gz}}\n")))
 
 
 def test_headways_own_requests_are_a_trace(write, tmp_path, monkeypatch):
@@ -190,7 +191,7 @@ def test_headways_own_requests_are_a_trace(write, tmp_path, monkeypatch):
     path = write(scenario)
     assert main(["run", str(path), "--out", "o", "--quiet"]) == 0
     again = read_trace(tmp_path / "o" / "requests.csv")
-    before = load_scenario(path).make_workload()
+    before = make_workload(load_scenario(path))
     assert again.client == before.client
     assert again.prompt_tokens.tolist() == before.prompt_tokens.tolist()
     assert again.output_tokens.tolist() == before.output_tokens.tolist()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
-from simulator.workload.select import select
+from simulator.workload.select import Selection, select
 from simulator.workload.workload import Workload
 
 NAN = math.nan
@@ -61,7 +61,7 @@ def test_parts_of_a_workload(options, arrival, prompts):
     """Window, skip, repeat, limit, rate: in this order, from 0 on."""
     whole = plain(5.0, 6.0, 8.0, 11.0)
     whole.arrival -= 5.0
-    part = select(whole, **options)
+    part = select(whole, Selection(**options))
     part.check()
     assert part.arrival.tolist() == arrival
     assert part.prompt_tokens.tolist() == prompts
@@ -72,7 +72,7 @@ def test_parts_of_a_workload(options, arrival, prompts):
 def test_long_requests_are_left_out_and_counted():
     """They are not shortened; what is left begins at 0."""
     with pytest.warns(HeadwayWarning) as caught:
-        part = select(plain(0.0, 1.0, 3.0, 6.0), max_input_len=3, max_output_len=3)
+        part = select(plain(0.0, 1.0, 3.0, 6.0), Selection(max_input_len=3, max_output_len=3))
     assert [str(warning.message) for warning in caught] == [
         "max_input_len: 1 of 4 requests are longer than 3 tokens and are left out",
         "max_output_len: 1 of 4 requests are longer than 3 tokens and are left out",
@@ -83,7 +83,7 @@ def test_long_requests_are_left_out_and_counted():
 
 def test_a_session_goes_with_its_first_turn():
     """The window looks at the first turn; the links and the names of answers move along."""
-    part = select(sessions(), start_s=1.0)
+    part = select(sessions(), Selection(start_s=1.0))
     part.check()
     assert part.prompt_tokens.tolist() == [20, 28]
     assert part.after.tolist() == [-1, 0]
@@ -97,7 +97,7 @@ def test_a_session_goes_with_its_first_turn():
 def test_turns_go_with_the_turn_before(options):
     """A turn whose predecessor is left out is left out, and so are those that follow it."""
     with pytest.warns(HeadwayWarning) as caught:
-        part = select(sessions(), **options)
+        part = select(sessions(), Selection(**options))
     assert "turns of sessions are left out" in str(caught[-1].message)
     part.check()
     prompts = [20, 28] if "skip" in options else [10, 16, 23]
@@ -106,21 +106,21 @@ def test_turns_go_with_the_turn_before(options):
 
 def test_limit_cuts_a_session_short():
     """The first turns stay."""
-    part = select(sessions(), limit=3)
+    part = select(sessions(), Selection(limit=3))
     assert part.prompt_tokens.tolist() == [10, 20, 16]
     assert part.after.tolist() == [-1, -1, 0]
 
 
 def test_think_times_do_not_scale():
     """Only arrivals come faster: nobody thinks faster."""
-    part = select(sessions(), rate_scale=4.0)
+    part = select(sessions(), Selection(rate_scale=4.0))
     assert part.arrival.tolist()[:2] == [0.0, 1.0]
     assert part.delay.tolist() == [0.0, 0.0, 2.0, 3.0, 1.0]
 
 
 def test_repetition_keeps_prompts_and_names_answers_anew():
     """The prompts are the same contents again; each answer belongs to its own repetition."""
-    part = select(sessions(), repeat=2)
+    part = select(sessions(), Selection(repeat=2))
     part.check()
     assert part.arrival.tolist()[5:7] == [8.0, 12.0]
     assert part.after.tolist() == [-1, -1, 0, 2, 1, -1, -1, 5, 7, 6]
@@ -132,10 +132,10 @@ def test_repetition_keeps_prompts_and_names_answers_anew():
 def test_impossible_selections_are_refused_all_at_once():
     """Every option that cannot be is told; so is nothing left."""
     with pytest.raises(MappingError) as caught:
-        select(plain(0.0), skip=-1, limit=0, rate_scale=0.0, repeat=0)
+        select(plain(0.0), Selection(skip=-1, limit=0, rate_scale=0.0, repeat=0))
     assert [key for (key,), _ in caught.value.faults] == ["skip", "limit", "rate_scale", "repeat"]
     with pytest.raises(HeadwayError, match="plain: no request is left"):
-        select(plain(0.0), skip=1)
+        select(plain(0.0), Selection(skip=1))
 
 
 GAPS = st.lists(st.floats(0, 100), min_size=1, max_size=12)
@@ -147,8 +147,8 @@ def test_repetitions_are_shifted_copies(gaps, skip, repeat, limit):
     whole = plain(*np.cumsum(gaps).tolist())
     if skip >= len(whole):
         return
-    one = select(whole, skip=skip)
-    part = select(whole, skip=skip, repeat=repeat, limit=limit)
+    one = select(whole, Selection(skip=skip))
+    part = select(whole, Selection(skip=skip, repeat=repeat, limit=limit))
     part.check()
     n = len(one)
     assert len(part) == min(n * repeat, limit or n * repeat)
@@ -165,5 +165,5 @@ def test_a_repeat_beyond_all_memory_is_refused() -> None:
         HeadwayError,
         match=r"^repeat: 3333334 times 3 requests are more than 10,000,000; give a limit$",
     ):
-        select(trace, repeat=3_333_334)
-    assert len(select(trace, repeat=3_333_334, limit=4)) == 4
+        select(trace, Selection(repeat=3_333_334))
+    assert len(select(trace, Selection(repeat=3_333_334, limit=4))) == 4

@@ -8,6 +8,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.report.prometheus import metrics_text
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -190,7 +191,7 @@ def test_the_command_writes_a_scenario_that_runs(put, tmp_path, monkeypatch, cap
     scenario = load_scenario(tmp_path / "s.yaml")
     assert scenario.model == "llama-3.1-8b"
     assert scenario.engine.num_gpu_blocks_override == 1000
-    workload = scenario.make_workload()
+    workload = make_workload(scenario)
     assert len(workload) == 40
     assert workload.prompt_tokens.mean() == pytest.approx(150, rel=0.25)
     assert main(["trace", "from-metrics", "a.txt", "--seconds", "20"]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simulator.scenario.draw import make_workload, trace_pieces
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream as simulation_stream
@@ -99,12 +100,12 @@ def test_pieces_have_the_requests_of_the_whole(name: str, selection: str, tmp_pa
     path = tmp_path / name
     WRITERS[name](path)
     what = scenario(path, selection)
-    assert what.trace_pieces() is not None
+    assert trace_pieces(what) is not None
     total, parts, _ = chunks(what, 64)
     found = list(parts)
     assert {len(part) for part in found[:-1]} == {64}
     assert sum(map(len, found)) == total
-    assert_same(found, what.make_workload())
+    assert_same(found, make_workload(what))
 
 
 def test_a_run_of_pieces_is_that_of_the_whole(
@@ -114,7 +115,7 @@ def test_a_run_of_pieces_is_that_of_the_whole(
     what = scenario(tmp_path / "m.jsonl", "", "workload.max_tokens=20")
     told = run_streamed(what)
     monkeypatch.setattr(read, "BLOCK", 1 << 30)
-    assert what.trace_pieces() is None
+    assert trace_pieces(what) is None
     assert_alike(told, run_streamed(what))
 
 
@@ -126,9 +127,9 @@ def test_requests_a_little_out_of_order_are_sorted(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     what = scenario(path, "")
     with pytest.warns(match="requests earlier than one before them: [15]"):
-        found = list(what.trace_pieces()())
+        found = list(trace_pieces(what)())
     with pytest.warns(match="sorted by arrival"):
-        whole = what.make_workload()
+        whole = make_workload(what)
     assert_same(found, whole)
 
 
@@ -165,7 +166,7 @@ def test_a_trace_whose_turns_wait_is_read_whole(
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     what = scenario(path, "rate_scale: 2, repeat: 2", "cluster.router=session_affinity")
-    assert what.trace_pieces() is not None
+    assert trace_pieces(what) is not None
     monkeypatch.setattr(simulation_stream, "CHUNK", 32)
     monkeypatch.setattr(simulation_stream, "PER_REPLICA", 8)
     assert_as_kept(what)
@@ -175,7 +176,7 @@ def test_clients_of_a_trace_are_drawn_piece_by_piece(tmp_path: Path) -> None:
     azure(tmp_path / "t.csv")
     what = scenario(tmp_path / "t.csv", "", "workload.clients=3")
     _, parts, _ = chunks(what, 64)
-    assert_same([*parts], what.make_workload())
+    assert_same([*parts], make_workload(what))
 
 
 def test_what_is_told_of_pieces_is_that_of_the_whole(tmp_path: Path) -> None:
@@ -213,10 +214,10 @@ def test_what_comes_again_in_another_piece_is_counted(tmp_path: Path) -> None:
     head = "request_id,arrival,prompt_tokens,output_tokens,images,model,conversation_id"
     path.write_text("\n".join([head, *rows]) + "\n")
     what = scenario(path, "")
-    assert what.trace_pieces() is not None
+    assert trace_pieces(what) is not None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert sum(map(len, what.trace_pieces()())) == 100
+        assert sum(map(len, trace_pieces(what)())) == 100
     said = [str(one.message) for one in caught]
     for text in (
         "request_id: requests whose id came before, played all the same: 40",
@@ -227,4 +228,4 @@ def test_what_comes_again_in_another_piece_is_counted(tmp_path: Path) -> None:
         assert any(text in one for one in said), text
     encoder = "engine.multimodal_config={encoder_seconds: [[1, 0.004]]}"
     drawn = scenario(path, "", "workload.multimodal={image: {tokens: 5}}", encoder)
-    assert drawn.trace_pieces() is None
+    assert trace_pieces(drawn) is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.workload.describe import describe, shared_prefix_tokens
-from simulator.workload.select import select
+from simulator.workload.select import Selection, select
 from simulator.workload.traces import read_trace, write_mooncake
 from simulator.workload.workload import Workload
 from tests.support.workloads import of_prompts
@@ -153,7 +153,7 @@ def test_published_mooncake_there_and_back(data, tmp_path):
     """The conversation trace survives; a part of it keeps its sharing."""
     workload = read_trace(data / "traces" / "mooncake_fast25_conversation.jsonl.gz")
     assert describe(workload, "mooncake")["prefix_sharing"] == pytest.approx(0.374, abs=0.001)
-    part = select(workload, limit=500)
+    part = select(workload, Selection(limit=500))
     path = tmp_path / "part.jsonl.gz"
     write_mooncake(part, path)
     again = read_trace(path)

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace, write_mooncake
@@ -255,7 +256,7 @@ def test_prompts_with_fewer_tokens_than_their_images(tmp_path):
     load = {"trace": {"path": str(tmp_path / "t.csv")}, "multimodal": {"image": {"tokens": 600}}}
     raw = {"model": "qwen2.5-vl-7b", "workload": load, "engine": {"multimodal_config": {}}}
     with pytest.warns(match="fewer tokens than their images: 2; raised by tokens: 102"):
-        work = load_scenario(raw).make_workload()
+        work = make_workload(load_scenario(raw))
     assert work.prompt_tokens.tolist() == [700, 601, 601]
 
 
@@ -286,7 +287,7 @@ def test_the_served_model_is_no_adapter_under_any_of_its_names(tmp_path):
     (tmp_path / "t.csv").write_text(f"{HEAD},model\n{rows}")
     load = {"trace": {"path": str(tmp_path / "t.csv")}}
     raw = {"model": "llama-3-8b", "engine": {"enable_lora": True}, "workload": load}
-    assert load_scenario(raw).make_workload().model == ["", "sql", "", "", names[4]]
+    assert make_workload(load_scenario(raw)).model == ["", "sql", "", "", names[4]]
 
 
 def test_images_and_models_are_counted_where_a_first_scenario_is_written(tmp_path, capsys):
@@ -355,7 +356,7 @@ def test_prompts_that_come_again_by_repeat(tmp_path, shared):
     load = {"trace": {"path": str(tmp_path / "t.csv"), "repeat": 3}}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        load_scenario({"model": "llama-3-8b", "workload": load}).make_workload()
+        make_workload(load_scenario({"model": "llama-3-8b", "workload": load}))
     said = ["repeat: prompts with contents come again, and a prefix cache finds them: 2 times"]
     assert [str(one.message) for one in caught] == said * bool(shared)
 

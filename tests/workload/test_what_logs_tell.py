@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import read_measured
@@ -320,6 +321,6 @@ def test_media_without_an_encoder_are_told(write, recwarn):
         ("engine: {multimodal_config: {encoder_seconds: [[1, 0.01], [4096, 0.1]]}}\n", 0),
     ):
         recwarn.clear()
-        load_scenario(write(text + engine, "s.yaml")).make_workload()
+        make_workload(load_scenario(write(text + engine, "s.yaml")))
         said = [str(one.message) for one in recwarn]
         assert sum("prompts have images or clips" in one for one in said) == count

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.describe import shared_prefix_tokens
@@ -85,11 +86,11 @@ def test_names_of_models_none_of_which_is_the_engines(put):
     load = {"trace": {"path": str(path)}}
     raw = {"model": "llama-3-8b", "engine": {"enable_lora": True}, "workload": load}
     with pytest.warns(match=r"no request asks for llama-3-8b: .*: sql \(2\), ours \(1\); if one"):
-        load_scenario(raw).make_workload()
+        make_workload(load_scenario(raw))
     path.write_text(f"{HEAD},model\n0,9,5,base\n1,9,5,sql\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_scenario(raw).make_workload().model == ["", "sql"]
+        assert make_workload(load_scenario(raw)).model == ["", "sql"]
 
 
 @pytest.mark.parametrize("option", [[], ["--no-tables"]])

@@ -18,6 +18,7 @@ from headway.report.html.tables import number
 from headway.report.metric_rows import COLUMNS
 from headway.report.winner import best_run
 from simulator.results.read import load_mapping, read_table
+from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 from simulator.util.json_text import parse_json
 
@@ -262,7 +263,7 @@ def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
         return [], "No point is best, so no run is shown."
     try:
         scenario = load_scenario(path, [] if slo is None else [f"slo={json.dumps(slo)}"])
-        load = scenario.make_workload()
+        load = make_workload(scenario)
         if len(load) > MAX_REQUESTS:
             return [], f"Its {len(load):,} requests are too many to be run again here."
         result = run(scenario, workload=load).whole()

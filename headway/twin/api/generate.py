@@ -22,6 +22,7 @@ from headway.twin.asked import Asked
 from headway.twin.fault_injection import FailureRates
 from headway.twin.live_engine import LOST, LiveEngine
 from simulator.core.request import Request
+from simulator.scenario.draw import make_workload
 from simulator.scenario.scenario import Scenario
 
 MOST_BYTES = 16 * 2**20  # of a body
@@ -53,10 +54,10 @@ class ApiServer:
         self.open = 0  # requests that are being answered
         self.said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
         self._caches = scenario.engine.enable_prefix_caching
-        self._lengths = scenario.make_workload().output_tokens
+        self._lengths = make_workload(scenario).output_tokens
         self._seed, self._random = scenario.seed, np.random.default_rng(scenario.seed)
         self._serial = 0
-        self._frontend = scenario.frontend()
+        self._frontend = scenario.workload.make_frontend()
         self._free = 0.0  # simulated s, when the frontend has passed on all requests so far
 
     # Bodies.
