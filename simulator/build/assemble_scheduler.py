@@ -1,16 +1,12 @@
 """From what an engine is to its scheduler, with its policy, its options and its blocks."""
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 
-from simulator.build.choose_scheduler import choose_scheduler
 from simulator.build.engine_spec import EngineSpec
 from simulator.build.policy_table import (
     LIMIT_KEYS,
     ORDER,
-    check_arguments,
-    check_rules,
     construct,
     is_own,
     make_policy,
@@ -29,7 +25,7 @@ from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.door import Door
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.scheduler import Options, Scheduler
-from simulator.util.errors import HeadwayWarning, ScenarioError
+from simulator.util.errors import ScenarioError
 from simulator.util.imported import Imported
 
 PLUGINS = "headway.schedulers"
@@ -82,38 +78,25 @@ def _make(
     spec: EngineSpec, shares_prefixes: bool, *, named: bool = False, check_only: bool = False
 ) -> SchedulerBase | None:
     """Build the scheduler; None where it is, or has, the user's own and shall only be checked."""
-    engine, policy_class = spec.engine, spec.policy
-    scheduler_class = choose_scheduler(spec)
+    engine, policy_class, scheduler_class = spec.engine, spec.policy, spec.scheduler
     if scheduler_class is None:
         return _make_by_plugin(spec)
     if named and (feature := next(features_of(engine), None)):
         raise ScenarioError(f"engine.{feature.key}", f"a live engine {feature.live}")
-    name = policy_name(scheduler_class)
-    caching = engine.enable_prefix_caching and scheduler_class.traits.caches_prefixes
-    if shares_prefixes and engine.enable_prefix_caching and not caching:
-        what = "has no prefix cache: engine.enable_prefix_caching has no effect"
-        warnings.warn(f"{name} {what}", HeadwayWarning, stacklevel=2)
     traits, parts = scheduler_class.traits, _parts(spec, scheduler_class)
-    check_rules(engine, name, traits.obeys)
     sglang, arguments = policy_name(policy_class) == "sglang", spec.arguments
     if spec.order is not None:
         order, given = spec.order
         unmade = check_only and is_own(order)
         parts["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    own = issubclass(scheduler_class, Scheduler) and scheduler_class.admit is not Scheduler.admit
-    tiers = traits.has_host_tier and (traits.loads_beside or not own)
-    if engine.kv_offloading_size and not tiers:
-        told = policy_name(policy_class) if sglang else name
-        raise ScenarioError("engine.kv_offloading_size", f"{told} has no host tier")
-    check_arguments(policy_class, arguments, taken={*(LIMIT_KEYS & traits.obeys), *parts})
     if scheduler_class.options_type is not None:
         arguments = {"options": scheduler_class.options_type(**arguments)}
     blocks = make_blocks(
         spec,
-        caching=caching,
+        caching=engine.enable_prefix_caching and traits.caches_prefixes,
         shares=shares_prefixes or spec.retries,
         named=named,
-        tree=engine.prefix_cache == "radix" or (scheduler_class.traits.prefix_tree and not named),
+        tree=engine.prefix_cache == "radix" or (traits.prefix_tree and not named),
         counts=sglang and arguments["options"].serves_unshared,
     )
     if is_own(policy_class) and check_only:

@@ -2,11 +2,18 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simulator.build.engine_spec import EngineSpec
-from simulator.build.policy_table import DYNAMIC_HOOKS, policy_name
+from simulator.build.policy_table import (
+    DYNAMIC_HOOKS,
+    LIMIT_KEYS,
+    check_arguments,
+    check_rules,
+    policy_name,
+)
 from simulator.core.engine_config import EngineConfig
 from simulator.features import features_of
 from simulator.schedulers.base import SchedulerBase
@@ -42,11 +49,31 @@ def _check_prefill_interval(spec: EngineSpec) -> None:
         raise ScenarioError("engine.prefill_schedule_interval", f"{what}: leave it out")
 
 
-def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
-    """Return the scheduler that a policy works with; None: that of the vLLM that is installed.
+def with_scheduler(spec: EngineSpec) -> EngineSpec:
+    """Choose the scheduler of an engine; ValueError says, by field, what it does not do."""
+    chosen = _choose(spec)
+    if chosen is not None:
+        _check_knobs(spec, chosen)
+    return replace(spec, scheduler=chosen)
 
-    ValueError says, by field, what the scheduler does not do.
-    """
+
+def _check_knobs(spec: EngineSpec, chosen: type[SchedulerBase]) -> None:
+    """Raise ValueError for a knob or an argument that a scheduler does not take."""
+    engine, traits, name = spec.engine, chosen.traits, policy_name(chosen)
+    check_rules(engine, name, traits.obeys)
+    admits = issubclass(chosen, Scheduler) and chosen.admit is not Scheduler.admit
+    own_rules = admits and not traits.loads_beside
+    if engine.kv_offloading_size and (not traits.has_host_tier or own_rules):
+        who = "sglang" if policy_name(spec.policy) == "sglang" else name
+        raise ScenarioError("engine.kv_offloading_size", f"{who} has no host tier")
+    parts = {"limits", "features", "rules"} if issubclass(chosen, Scheduler) else {"limits"}
+    order = {"policy"} if spec.order is not None else set()
+    taken = {*(LIMIT_KEYS & traits.obeys), *parts, *order}
+    check_arguments(spec.policy, spec.arguments, taken=taken)
+
+
+def _choose(spec: EngineSpec) -> type[SchedulerBase] | None:
+    """Return the scheduler that a policy works with; None: that of the vLLM that is installed."""
     engine, name = spec.engine, policy_name(spec.policy)
     role = None if spec.role == "ec_producer" else spec.role
     chosen = of_policy(spec.policy)

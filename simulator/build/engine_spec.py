@@ -12,6 +12,7 @@ from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import MemoryBudget, kv_block_bytes
 from simulator.models.power import Power
 from simulator.models.spec import ModelSpec
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import Release, Rules
 from simulator.util.errors import HeadwayError
 
@@ -79,6 +80,8 @@ class EngineSpec:
     """Says where in the scenario's file the value at a dotted key is, and what is wrong with it."""
     role: Role | None = None  # None: both at once
     retries: bool = False  # clients may send a request again
+    scheduler: type[SchedulerBase] | None = SchedulerBase
+    """What schedules; None: that of the vLLM that is installed; the base: not chosen yet."""
     notes: tuple[str, ...] = ()  # what it does otherwise than asked, or than the real one would
 
     @property

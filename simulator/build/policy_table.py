@@ -323,11 +323,15 @@ def missing_inputs(
 
 def _missing(spec: EngineSpec, workload: Workload, sheds: bool) -> Iterator[str]:
     """Look at one engine's policy; `sheds`: admission reads the priorities."""
-    cls, arguments = spec.policy, spec.arguments
+    cls, arguments, kind = spec.policy, spec.arguments, spec.scheduler
     reads = getattr(cls, "reads", "")
     name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
     equal = workload.priority is None or bool(np.all(workload.priority == workload.priority[:1]))
+    asks = workload.segments is not None and spec.engine.enable_prefix_caching
+    if asks and kind is not None and not kind.traits.caches_prefixes:
+        what = "has no prefix cache: engine.enable_prefix_caching has no effect"
+        yield f"{policy_name(kind)} {what}"
     if cls is Scheduler and not equal and not sheds:
         yield f"{name}: ignores the requests' priorities, which `priority` and `preemptive` read"
     if reads == "priority" and equal:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from simulator.build.choose_scheduler import REQUIRED, differing_keys
+from simulator.build.choose_scheduler import REQUIRED, differing_keys, with_scheduler
 from simulator.build.engine_spec import EngineBlocks, EngineSpec
 from simulator.build.engines import release_of
 from simulator.build.kv_room import enough_memory, longest_of, memory_budget, remedies
@@ -40,7 +40,7 @@ def settle(own: EngineBlocks) -> EngineSpec:
     """Settle what an engine is; ValueError for the first thing that is wrong."""
     spec = try_to_settle(own, at_once)
     assert spec is not None
-    return spec
+    return with_scheduler(spec)
 
 
 def resolve_model(own: EngineBlocks) -> ModelSpec:

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulator.build.choose_scheduler import REQUIRED, choose_scheduler, differing_keys
+from simulator.build.choose_scheduler import REQUIRED, differing_keys, with_scheduler
 from simulator.build.engine_spec import EngineSpec
 from simulator.build.engines import ENGINES, release_of
 from simulator.build.policy_table import FIELD
@@ -122,6 +122,7 @@ def _check(scenario: Scenario, *, runs: bool = True) -> tuple[list[Conflict], En
         from simulator.build.assemble_scheduler import check_scheduler
 
         with _attempt(found, FIELD, "engine predictor"):
+            spec = with_scheduler(spec)
             check_scheduler(spec)
     return found, spec
 
@@ -427,12 +428,10 @@ def _check_resilience(
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
     for spec in filter(None, specs):
-        with suppress(ValueError):  # told with all else that is wrong with the scheduler
-            chosen = choose_scheduler(spec)
-            if chosen is None or not chosen.traits.cancels:
-                what = "timeouts: the scheduler cannot let a request go before its end"
-                yield "cluster.client", "engine", what
-                return
+        if spec.scheduler is None or not spec.scheduler.traits.cancels:
+            what = "timeouts: the scheduler cannot let a request go before its end"
+            yield "cluster.client", "engine", what
+            return
 
 
 def _check_transfers(

@@ -24,7 +24,7 @@ from simulator.kv_cache.tiers import SecondaryTier
 from simulator.results.kv_transfers import Encodings, Transfers
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario.resolve import engine_specs, fleet_spec
+from simulator.scenario.resolve import fleet_spec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result

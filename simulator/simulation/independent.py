@@ -6,7 +6,6 @@ cut by replica, for the same bytes; and in one process each replica goes on for 
 stretch, which finds its data in the processor's caches.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,29 +254,18 @@ class ReplicaGroup:
     requests: Sequence[ReplicaRequests] = ()  # likewise; (): they come later
 
     def replicas(self, specs: Mapping[str, EngineSpec] | None = None) -> list[IndependentReplica]:
-        """Build the replicas; on a worker, which has no specs, after the scenario.
-
-        What there is to warn of has been said.
-        """
+        """Build the replicas; on a worker, which has no specs, after the scenario."""
         routers: Mapping[int, Router] = {}
         if self.scenario.servers.pods is not None:
             routers = fleet_spec(self.scenario).pod_routers(self.pods)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            specs, groups = specs or engine_specs(self.scenario), replica_groups(self.scenario)
-            members = pod_members(self.scenario)
-            names = [[groups[number] for number in members[pod]] for pod in self.pods]
-            replicas = [
-                IndependentReplica(
-                    [
-                        (name, make_scheduler(specs[name], self.shares), specs[name].cost)
-                        for name in own
-                    ],
-                    routers.get(pod),
-                    leap=self.leap,
-                )
-                for pod, own in zip(self.pods, names, strict=True)
-            ]
+        specs, groups = specs or engine_specs(self.scenario), replica_groups(self.scenario)
+        members = pod_members(self.scenario)
+        replicas = []
+        for pod in self.pods:
+            names = [groups[number] for number in members[pod]]
+            made = [(name, make_scheduler(specs[name], self.shares)) for name in names]
+            own = [(name, scheduler, specs[name].cost) for name, scheduler in made]
+            replicas.append(IndependentReplica(own, routers.get(pod), leap=self.leap))
         for replica, requests in zip(replicas, self.requests, strict=False):
             replica.feed(requests)
         return replicas
@@ -300,7 +288,6 @@ def run_independent(
     else it is done in this process, and `stop` asked while requests come.
     """
     shares, hints = workload.segments is not None, None
-    warn_of_schedulers(scenario, specs, shares)
     record, pods = standing_record(scenario), pod_members(scenario)
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
@@ -328,13 +315,6 @@ def run_independent(
     result.cluster = record
     result.hints = hints
     return result
-
-
-def warn_of_schedulers(scenario: Scenario, specs: Mapping[str, EngineSpec], shares: bool) -> None:
-    """Let a scheduler of each group say what there is to warn of."""
-    for name, kind in scenario.servers.replica_groups.items():
-        if kind.replicas:
-            make_scheduler(specs[name], shares)
 
 
 def pod_members(scenario: Scenario) -> list[list[int]]:

@@ -32,7 +32,6 @@ from simulator.simulation.independent import (
     part_failed,
     pod_members,
     standing_record,
-    warn_of_schedulers,
 )
 from simulator.simulation.setup import Progress
 from simulator.simulation.stream import first_chunk
@@ -192,7 +191,6 @@ def _summarize(
     """Put the sums of all parts together."""
     specs, record = resolve_groups(scenario), standing_record(scenario)
     cores = [specs[group] for group in record.groups]
-    warn_of_schedulers(scenario, specs, first.segments is not None)
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
     messages = dict.fromkeys(missing_inputs(specs.values(), first, None))
     files = [_read(path) for path in paths]

@@ -39,7 +39,6 @@ from simulator.simulation.independent import (
     find_coupling,
     pod_members,
     standing_record,
-    warn_of_schedulers,
 )
 from simulator.simulation.run import set_up
 from simulator.simulation.setup import Progress
@@ -312,7 +311,6 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
         warn_of_limits(first, own.engine, total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     if turns is None and find_coupling(scenario, first) is None:
-        warn_of_schedulers(scenario, specs, shares)
         return stream_pods(scenario, specs, (total, first, chunked), size, leap=leap)
     setup = set_up(
         *(scenario, specs, shares),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.build.assemble_scheduler import make_scheduler
+from simulator.build.choose_scheduler import with_scheduler
 from simulator.features.drafts.cost import DraftedCost
 from simulator.features.drafts.eagle import OverlappedSpeculativeSgLang, SpeculativeSgLang
 from simulator.features.drafts.roles import KINDS
@@ -79,7 +80,7 @@ def test_drafts_beside_roles(overlaps: bool) -> None:
     cluster = {"kv_transfer": {"bandwidth": 50}, "groups": groups}
     spec = resolve(load_scenario({"engine": engine, "cluster": cluster}))
     for role, kinds in KINDS.items():
-        made = make_scheduler(replace(spec, role=role), True)
+        made = make_scheduler(with_scheduler(replace(spec, role=role)), True)
         assert type(made) is kinds[overlaps]
     engine["version"] = "0.32.0"
     with pytest.raises(HeadwayError, match=r"kv_role: beside drafts needs the rules of vLLM 0\.33"):

@@ -110,5 +110,5 @@ def test_the_limits_are_before_the_scheduler_of_the_installed_vllm_too(monkeypat
     made.door = None
     monkeypatch.setattr("headway.vllm.assemble_installed.make_installed", lambda *_: made)
     engine = scenario.engine.model_copy(update={"scheduler": "vllm"})
-    spec = replace(engine_specs(scenario)[""], engine=engine)
+    spec = replace(engine_specs(scenario)[""], engine=engine, scheduler=None)
     assert make_scheduler(spec, False).door.requests == 5
