@@ -15,7 +15,8 @@ from gpu_backend import live as module  # noqa: E402
 from gpu_backend.live import run_live  # noqa: E402
 from headway.cli.main import main  # noqa: E402
 from simulator.costs.profile import PROFILES  # noqa: E402
-from simulator.scenario.load import load_scenario, resolve  # noqa: E402
+from simulator.scenario.load import load_scenario  # noqa: E402
+from simulator.scenario.resolve import resolve  # noqa: E402
 from simulator.scenario.scenario import Scenario  # noqa: E402
 from simulator.simulation.run import run  # noqa: E402
 

@@ -49,8 +49,7 @@ slo: ["p90_ttft_ms<=1000"]
 
 
 def replica(scenario: Scenario) -> tuple[Replica, Traffic]:
-    parts = resolve(scenario)
-    traffic = Traffic.of(scenario, make_workload(scenario))
+    parts, traffic = resolve(scenario), Traffic.of(scenario, make_workload(scenario))
     return Replica(scenario.engine, parts.model, parts.gpu, parts.cost), traffic
 
 
