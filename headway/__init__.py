@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from headway.planning.diagnose import diagnose as diagnose
     from headway.planning.plan_report import plan as plan
     from headway.planning.sweep import sweep as sweep
+    from simulator import HeadwayError as HeadwayError
     from simulator import Result as Result
     from simulator import Scenario as Scenario
+    from simulator import TraceError as TraceError
     from simulator import load_scenario as load_scenario
     from simulator import run as run
 

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.door import run
     from simulator.simulation.result import Result
+    from simulator.util.errors import HeadwayError, TraceError
 
 __all__ = ["Result", "Scenario", "diagnose", "load_scenario", "plan", "run", "sweep"]
 
+__all__ += ["HeadwayError", "TraceError"]
+
 _HOMES = {
+    "HeadwayError": "simulator.util.errors",
     "Result": "simulator.simulation.result",
     "Scenario": "simulator.scenario.scenario",
+    "TraceError": "simulator.util.errors",
     "diagnose": "headway.planning.diagnose",
     "load_scenario": "simulator.scenario.load",
     "plan": "headway.planning.plan_report",

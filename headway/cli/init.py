@@ -373,7 +373,7 @@ def _checked(text: str, file: Path) -> "Scenario":
     try:
         return check_scenario(raw, SourceMap(str(file), lines), file.parent)
     except HeadwayError as error:  # by its keys: the file is not there
-        raise HeadwayError(": ".join([".".join(key), what]) for key, what in error.faults) from None
+        raise HeadwayError(f"{'.'.join(key)}: {what}" for key, what, _ in error.faults) from None
 
 
 def _longest(scenario: "Scenario") -> int | None:

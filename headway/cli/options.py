@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, MappingError
 from simulator.util.user_code import NO_OWN_CODE
 
 DEPLOYMENT = "headway.deploy.deployment"
@@ -101,16 +101,13 @@ DEFAULT_READING = Reading()
 
 @contextmanager
 def named_by_option(given: Mapping[str, Any]) -> Iterator[None]:
-    """Name arguments that an error blames as the options that gave them, with their values."""
+    """Name arguments that are wrong as the options that gave them, with their values."""
     try:
         yield
-    except HeadwayError as error:
-        found = error.messages
-        for name, value in given.items():
-            option = f"--{name.replace('_', '-')} {value}"
-            parted = [text.partition(": ") for text in found]
-            found = [f"{option if at == name else at}{sep}{what}" for at, sep, what in parted]
-        raise HeadwayError(found) from None
+    except MappingError as error:
+        raise HeadwayError(
+            f"--{name.replace('_', '-')} {given[name]}: {what}" for (name,), what, _ in error.faults
+        ) from None
 
 
 def refuse_own_code(flag: bool) -> None:

@@ -15,6 +15,7 @@ from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
 from simulator.util.errors import FieldError, MappingError, field_errors
+from simulator.util.from_mapping import raise_if
 
 _LIMIT = 2**53  # integers up to here are exact in a float
 
@@ -193,7 +194,7 @@ class VllmConfig(_Model):
         ):
             raise MappingError("kv_cache_groups", "mamba needs prefix caching and chunked prefill")
         if wrong:
-            raise MappingError([(("max_num_batched_tokens",), what) for what in wrong])
+            raise MappingError([FieldError(("max_num_batched_tokens",), what) for what in wrong])
         return self
 
     @model_validator(mode="after")
@@ -330,13 +331,13 @@ class Case(_Model):
         for index, request in enumerate(self.requests):
             at = ("requests", str(index))
             if getattr(request, "adapter", 0) and not getattr(self.config, "max_loras", 0):
-                wrong.append(((*at, "adapter"), "needs config.max_loras"))
+                wrong.append(FieldError((*at, "adapter"), "needs config.max_loras"))
             if request.id != index:
-                wrong.append(((*at, "id"), f"must be {index}, its position, not {request.id!r}"))
+                what = f"must be {index}, its position, not {request.id!r}"
+                wrong.append(FieldError((*at, "id"), what))
             if request.prompt_len >= longest:
-                wrong.append(
-                    ((*at, "prompt_len"), f"must be less than {self.length_key} ({longest})")
-                )
+                what = f"must be less than {self.length_key} ({longest})"
+                wrong.append(FieldError((*at, "prompt_len"), what))
             try:
                 named = request.named_prompt(self.config.hash_id_tokens)
                 self._check_images(named or (), sizes)
@@ -460,21 +461,19 @@ class SglangConfig(_Model):
 
     @model_validator(mode="after")
     def _refuse_what_sglang_refuses(self) -> "SglangConfig":
-        wrong = []
-        if self.enable_hierarchical_cache and self.disable_radix_cache:
-            wrong.append((("enable_hierarchical_cache",), "needs a radix cache"))
-        if self.max_total_tokens < self.page_size:
-            wrong.append((("max_total_tokens",), f"must be >= page_size ({self.page_size})"))
-        if self.enable_priority_scheduling and self.schedule_policy not in WITH_PRIORITIES:
-            wrong.append((("schedule_policy",), "with priorities must be fcfs or lof"))
-        if self.scheduling_policy is not None and (
-            self.schedule_policy != "fcfs" or self.enable_priority_scheduling
-        ):
-            wrong.append((("scheduling_policy",), "needs schedule_policy fcfs, without priorities"))
-        if self.disable_radix_cache and self.schedule_policy == "shortest-prefill-first":
-            wrong.append((("schedule_policy",), "shortest-prefill-first wants a prefix cache"))
-        if wrong:
-            raise MappingError(wrong)
+        ranks, policy = self.enable_priority_scheduling, self.schedule_policy
+        unkept = self.enable_hierarchical_cache and self.disable_radix_cache
+        unread = self.disable_radix_cache and policy == "shortest-prefill-first"
+        twice = self.scheduling_policy is not None and (policy != "fcfs" or ranks)
+        short = f"must be >= page_size ({self.page_size})"
+        unranked = ranks and policy not in WITH_PRIORITIES
+        raise_if(
+            (unkept, "enable_hierarchical_cache", "needs a radix cache"),
+            (self.max_total_tokens < self.page_size, "max_total_tokens", short),
+            (unranked, "schedule_policy", "with priorities must be fcfs or lof"),
+            (twice, "scheduling_policy", "needs schedule_policy fcfs, without priorities"),
+            (unread, "schedule_policy", "shortest-prefill-first wants a prefix cache"),
+        )
         return self
 
 

@@ -82,7 +82,7 @@ def _faults(details: Any) -> Iterator[FieldError]:
     if details["type"] == "value_error":
         yield from field_errors(key, details["ctx"]["error"])
     else:
-        yield key, words.get(details["type"], details["msg"])
+        yield FieldError(key, words.get(details["type"], details["msg"]))
 
 
 def read_lines(path: Path) -> list[str]:

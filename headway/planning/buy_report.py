@@ -22,7 +22,6 @@ from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
-FITS_NOT = "does not fit"
 GUESSED = "has no measured kernels (95 % of its steps within -44 to +80 %): give --by-data-sheet"
 REDUCED = "answers of fp8 may differ in quality; the best at the model's own precision"
 
@@ -44,9 +43,11 @@ def buying_problem(
         try:
             cluster = load_scenario(path, keys, seed).cluster
         except HeadwayError as error:
-            for key, what in error.faults:
-                if key == ("gpu",) and FITS_NOT in what:  # the widest replica: nobody gave its keys
-                    why = NoAnswerError(f"--buy: nothing can carry it: {what}")
+            for fault in error.faults:
+                if (
+                    fault.key == ("gpu",) and fault.kind == "memory"
+                ):  # the widest replica: nobody gave its keys
+                    why = NoAnswerError(f"--buy: nothing can carry it: {fault.what}")
             why = why or error
             continue
         if cluster is not None and (cluster.groups or cluster.autoscaling):

@@ -14,8 +14,7 @@ import yaml
 from simulator.results.service_levels import service_levels
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError
-from simulator.util.user_code import REFUSED
+from simulator.util.errors import FieldError, HeadwayError, Kind
 
 _ITEM = re.compile(r"""(?:[^,"'\[\]{}()]|"[^"]*"|'[^']*')+|[\[\]{}(),"']""")
 
@@ -36,11 +35,16 @@ class DesignPoint:
     scenario: Scenario | None = None  # None: it cannot be loaded
     errors: Sequence[str] = ()
     key: str = ""  # that a plan searches for it; "": the one that the problem names
+    faults: Sequence[FieldError] = ()  # what is wrong by its keys
 
     @property
     def error(self) -> str:
         """All that is wrong, in one line."""
         return "; ".join(self.errors)
+
+    def has_fault(self, *kinds: Kind) -> bool:
+        """Say whether something of these kinds is wrong."""
+        return any(fault.kind in kinds for fault in self.faults)
 
     @property
     def label(self) -> str:
@@ -153,7 +157,7 @@ def load_point(
         service_levels(scenario)  # what is wrong with them is told before the runs
         return kind(varied, scenario)
     except HeadwayError as error:
-        return kind(varied, None, error.messages)
+        return kind(varied, None, error.messages, faults=error.faults)
 
 
 def need_runnable(points: Sequence[DesignPoint]) -> None:
@@ -161,21 +165,10 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
     misspelt, or --no-own-code refuses one.
     """
     need_known_values(points)
-    if refused := [text for point in points for text in point.errors if REFUSED in text]:
-        raise HeadwayError(dict.fromkeys(refused))
+    if refused := [point for point in points if point.has_fault("own code")]:
+        raise HeadwayError(dict.fromkeys(text for point in refused for text in point.errors))
     if all(point.scenario is None for point in points):
         raise HeadwayError(text for _, text in fold_errors(points))
-
-
-_MISSPELT = re.compile(
-    r": unknown key|: no (GPU|policy|router|file) "
-    r"|: must be (a whole number|a number|true or false|text|a list|a mapping|'.*),? "
-    r"|: must be \S+[<>]=NUMBER|: no metric '"
-    r"|: must be (more than|at least|less than|at most) -?[\d.e+-]+, not "
-)
-"""What is said of a name that nothing has, and of a value that is none of its kind or range."""
-_UNFIT = re.compile(r": engine\.tensor_parallel_size: \d+ |: workload\.input_len: must be less ")
-"""What is said of a value that no model of these takes."""
 
 
 def need_known_values(points: Sequence[DesignPoint]) -> None:
@@ -185,9 +178,9 @@ def need_known_values(points: Sequence[DesignPoint]) -> None:
     What only does not fit together passes, as a model and a GPU: another point may do.
     """
     good = {item for point in points if point.scenario for item in point.varied.items()}
-    wrong = [point for point in points if any(map(_MISSPELT.search, point.errors))]
+    wrong = [point for point in points if point.has_fault("key", "value")]
     lone = [point for point in points if point.varied.items() - good]
-    if wrong := wrong + [point for point in lone if any(map(_UNFIT.search, point.errors))]:
+    if wrong := wrong + [point for point in lone if point.has_fault("model")]:
         raise HeadwayError(text for _, text in fold_errors(wrong))
 
 

@@ -284,7 +284,7 @@ def _with_options(block: PlanConfig, given: Mapping[str, float]) -> PlanConfig:
     except MappingError as error:
         raise HeadwayError(
             f"--{key.replace('_', '-')} {given[key]:g}: {what}"
-            for (key,), what in error.faults
+            for (key,), what, _ in error.faults
             if key in given
         ) from None
 

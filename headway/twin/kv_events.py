@@ -51,7 +51,7 @@ def read_config(text: str) -> KvEventsConfig:
         raise HeadwayError(f"--kv-events-config: no JSON: {text[:60]!r}") from None
     except ValueError as error:
         wrong = field_errors(("--kv-events-config",), error)
-        raise HeadwayError(": ".join((*key, what)) for key, what in wrong) from None
+        raise HeadwayError(": ".join((*key, what)) for key, what, _ in wrong) from None
 
 
 def address_of(endpoint: str | None, number: int) -> str | None:

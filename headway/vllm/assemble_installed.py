@@ -72,11 +72,8 @@ def _check_installed(spec: EngineSpec) -> None:
         return  # told elsewhere
     found = read_release(installed)
     if found is not None and spec.release[:2] != found[:2]:
-        raise ScenarioError(
-            "engine.version",
-            f"is {spec.engine.version}, and vLLM {installed} is installed, whose "
-            "scheduler decides: leave it out",
-        )
+        what = f"is {spec.engine.version}, and vLLM {installed} is installed, whose scheduler "
+        raise ScenarioError("engine.version", f"{what}decides: leave it out")
 
 
 def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
@@ -104,9 +101,8 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
         )
     name = policy_name(spec.policy)
     if issubclass(spec.policy, SchedulerBase):
-        raise ScenarioError(
-            "engine.scheduling_policy", f"{name} is a scheduler of its own: it cannot run in vLLM"
-        )
+        what = f"{name} is a scheduler of its own: it cannot run in vLLM"
+        raise ScenarioError("engine.scheduling_policy", what)
     check_arguments(spec.policy, spec.arguments, taken={})
     if not is_own(spec.policy):
         make_policy(spec, spec.policy, spec.arguments)

@@ -25,9 +25,9 @@ from simulator.cluster.routers import (
     StatelessRouter,
 )
 from simulator.util.config import Named
-from simulator.util.errors import MappingError, did_you_mean, one_line
+from simulator.util.errors import MappingError, one_line
 from simulator.util.from_mapping import annotation_faults
-from simulator.util.user_code import load_user_code
+from simulator.util.user_code import load_user_code, unknown_name
 
 Maker = Callable[..., Router]
 """Makes a router; those of other numbers, its only argument, draw apart."""
@@ -118,11 +118,7 @@ def _settle(own: EngineBlocks, key: str, spec: Named) -> Maker:
 def _load(name: str, arguments: Mapping[str, Any], own: EngineBlocks) -> Any:
     """Load a function or class of the user's; see that it is one before it is called."""
     if ":" not in name:
-        known = ", ".join(ROUTERS)
-        raise ValueError(
-            f"no router {name!r}; there are {known}, or package.module:function"
-            f"{did_you_mean(name, ROUTERS)}"
-        )
+        raise unknown_name("router", name, ROUTERS, "function")
     found = load_user_code(name, own.folder)
     if not callable(getattr(found, "choose", None) if isinstance(found, type) else found):
         raise ValueError(f"{name} is no function, and no class with choose(request, targets)")

@@ -129,10 +129,8 @@ def _in_time(
         return SCHEDULERS[f"{overlaps}offloading"]
     overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
     if overlapped is None:
-        raise ScenarioError(
-            "engine.async_scheduling",
-            f"{name} schedules a step when the one before has ended; set it to false",
-        )
+        what = f"{name} schedules a step when the one before has ended; set it to false"
+        raise ScenarioError("engine.async_scheduling", what)
     if role is not None:
         return SCHEDULERS[f"{overlaps}{role}"]
     return overlapped

@@ -156,7 +156,7 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu, runs: bool = Tr
     enough = f"it fits with {change}" if change else "take a larger GPU"
     known = own.engine.follows_vllm or own.engine.name in ("sglang", "tensorrt-llm")
     log = f'; its log would say "{budget.refusal}"' if known else ""
-    raise ScenarioError("gpu", f"{why}{log}; {enough}")
+    raise ScenarioError("gpu", f"{why}{log}; {enough}", "memory")
 
 
 def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:

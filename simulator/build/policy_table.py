@@ -21,16 +21,14 @@ from simulator.util.config import Named
 from simulator.util.errors import (
     FieldError,
     HeadwayError,
-    MappingError,
     ScenarioError,
+    at_key,
     did_you_mean,
-    field_errors,
     one_line,
-    split_key,
 )
-from simulator.util.from_mapping import annotation_faults
+from simulator.util.from_mapping import annotation_faults, raise_if
 from simulator.util.imported import Imported
-from simulator.util.user_code import load_user_code
+from simulator.util.user_code import load_user_code, unknown_name
 from simulator.workload.workload import Workload
 
 POLICIES: Imported[type] = Imported(
@@ -105,29 +103,18 @@ def find_class(name: Any, folder: Path, field: str) -> type:
         return name
     if name in POLICIES:
         return POLICIES[name]
-    if ":" not in name:
-        known = ", ".join(POLICIES)
-        raise ScenarioError(
-            field,
-            f"no policy {name!r}; there are {known}, or package.module:Class"
-            f"{did_you_mean(name, POLICIES)}",
-        )
-    try:
+    with at_key(field, ScenarioError):
+        if ":" not in name:
+            raise unknown_name("policy", name, POLICIES, "Class")
         cls = load_user_code(name, folder)
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise ScenarioError(field, str(error)) from error
     if not isinstance(cls, type) or not (
         issubclass(cls, SchedulerBase)
         or callable(getattr(cls, "key", None))
         or callable(getattr(cls, "rank", None))
         or callable(getattr(cls, "queue", None))
     ):
-        raise ScenarioError(
-            field,
-            f"{name} is no Scheduler and has no method `key(request)` or `rank(waiting, now)`",
-        )
+        what = "is no Scheduler and has no method `key(request)` or `rank(waiting, now)`"
+        raise ScenarioError(field, f"{name} {what}")
     return cls
 
 
@@ -145,10 +132,8 @@ def find_order(spec: Any, folder: Path, field: str) -> Found:
     name = policy_name(cls)
     if issubclass(cls, SchedulerBase):
         raise ScenarioError(field, f"{name} is a scheduler of its own: it cannot run in SGLang's")
-    try:
+    with at_key(field, ScenarioError):
         check_orders(cls, name)
-    except ValueError as error:
-        raise ScenarioError(field, str(error)) from error
     check_arguments(cls, arguments, taken={}, field=field)
     return cls, arguments
 
@@ -286,21 +271,22 @@ def check_arguments(
     wrong: list[FieldError] = []
     for name, value in arguments.items():
         if name in taken:
-            wrong.append(((name,), f"give it as engine.{name}"))
+            wrong.append(FieldError((name,), f"give it as engine.{name}"))
         elif name not in known and not free:
             close = did_you_mean(name, known)
-            wrong.append(((name,), f"{policy_name(cls)} takes no such argument{close}"))
+            what = f"{policy_name(cls)} takes no such argument{close}"
+            wrong.append(FieldError((name,), what))
         elif name in known:
             wrong += annotation_faults(name, known[name].annotation, value)
     wrong += [
-        ((name,), f"is missing; {policy_name(cls)} needs it")
+        FieldError((name,), f"is missing; {policy_name(cls)} needs it")
         for name, parameter in known.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and name not in {*arguments, *given}
     ]
-    if wrong:
-        raise ScenarioError(field_errors(split_key(field), MappingError(wrong)))
+    with at_key(field, ScenarioError):
+        raise_if(others=wrong)
 
 
 def missing_inputs(

@@ -41,11 +41,10 @@ from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import (
-    HeadwayError,
     HeadwayWarning,
     MappingError,
     ScenarioError,
-    field_errors,
+    at_key,
     unknown_key,
 )
 from simulator.util.from_mapping import from_mapping, raise_if, short_repr
@@ -147,13 +146,9 @@ def load_cost(
     if isinstance(spec, str):
         spec = {"profile": spec}
     target = _Target(model, gpu, engine, _host_terms(host))
-    try:
+    with at_key("cost", ScenarioError):
         kernels, overhead = _read_cost(spec, base, target)
         whole = target.put(overhead, kernels)
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise ScenarioError(field_errors(("cost",), error)) from None
     if engine.pipeline_parallel_size == 1:
         return _with_copies(whole, model, gpu, engine)
     from simulator.costs.pipeline import link_of, make_pipeline, stages_of
@@ -247,10 +242,8 @@ def _read_cost(
     else:
         kernels, overhead = _make_form(terms, target), None
     if "residuals" in spec:
-        try:
+        with at_key("residuals"):
             kernels = replace(kernels, residuals=check_residuals(spec["residuals"]))
-        except ValueError as error:
-            raise MappingError(field_errors(("residuals",), error)) from None
     return kernels, overhead
 
 
@@ -267,11 +260,9 @@ def _read_overhead(given: object, target: _Target) -> tuple[Overhead, Overhead |
     if isinstance(given, str):
         raise_if((bool(wrong := unknown_overhead(given)), "overhead", wrong))
         return standard, standard
-    try:
+    with at_key("overhead"):
         read = from_mapping(Overhead, given)
         read.check()
-    except ValueError as error:
-        raise MappingError(field_errors(("overhead",), error)) from None
     assert isinstance(given, Mapping)  # else `from_mapping` has refused it
     for key, term in HOST_KEYS.items():
         if term in given and term in target.host:
@@ -287,7 +278,7 @@ def _load_profile(
 ) -> tuple[Fitted, Overhead | None]:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead", "experts"}]:
-        raise MappingError([((k,), f"{spec[k]!r} cannot be given beside `profile`") for k in extra])
+        raise MappingError.of({k: f"{spec[k]!r} cannot be given beside `profile`" for k in extra})
     named = spec["profile"]
     if not isinstance(named, str):
         raise MappingError("profile", f"must be a name or a path, not {short_repr(named)}")
@@ -320,8 +311,8 @@ def _make_roofline(spec: Mapping[str, Any], target: _Target) -> tuple[Fitted, Ov
     from simulator.costs.roofline import roofline
 
     known = ("kind", "overhead", "residuals")
-    if extra := [((key,), unknown_key(key, known)) for key in spec if key not in known]:
-        raise MappingError(extra)
+    if extra := {key: unknown_key(key, known) for key in spec if key not in known}:
+        raise MappingError.of(extra, "key")
     overhead, _ = _read_overhead(spec.get("overhead"), target)
     engine = target.engine
     if engine.expert_routing not in (AUTO, UNIFORM):

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
-from pathlib import Path
 from random import Random
-from traceback import extract_tb
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
 from zlib import crc32
 
@@ -21,6 +19,7 @@ import numpy as np
 from simulator.core.request import Request
 from simulator.engine.client import RequestReader
 from simulator.kv_cache.block_hashes import prompt_hashes
+from simulator.policies.policy import raised
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import raise_if
 from simulator.workload.workload import Ints, Workload
@@ -462,12 +461,7 @@ class Own:
         try:
             at = self._choose(request, self._targets)
         except Exception as error:
-            place = extract_tb(error.__traceback__)[-1]
-            raise HeadwayError(
-                f"{self._key}: {self._name}(request {request.id}) raised "
-                f"{type(error).__name__}: {' '.join(str(error).split())} "
-                f"({Path(place.filename).name}:{place.lineno})"
-            ) from error
+            raise raised(f"{self._key}: {self._name}(request {request.id})", error) from error
         if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self._targets):
             raise HeadwayError(
                 f"{self._key}: {self._name}(request {request.id}) gave {at!r}, which is none "

@@ -161,7 +161,7 @@ LONGEST_TERM = 1e6
 
 def check_terms(cost: object, names: Sequence[str]) -> list[Check]:
     """Check that the named fields are numbers of seconds that can be; for `raise_if`."""
-    found = []
+    found: list[Check] = []
     for name in names:
         value = getattr(cost, name)
         good = isinstance(value, Real) and not isinstance(value, bool)

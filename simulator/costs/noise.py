@@ -21,7 +21,7 @@ import numpy as np
 from simulator.core.executor import Leap, StagedExecutor, StageTimes, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
-from simulator.util.errors import FieldError, MappingError
+from simulator.util.errors import MappingError
 from simulator.util.from_mapping import short_repr
 
 REGIMES = ("decode", "prompts")
@@ -116,14 +116,13 @@ def check_residuals(raw: object) -> dict[str, float]:
     """Check standard deviations by regime; ValueError names those that are wrong."""
     if not isinstance(raw, Mapping):
         raise MappingError("", f"must be a mapping of {' and '.join(REGIMES)} to numbers")
-    wrong: list[FieldError] = []
+    wrong: dict[str, str] = {}
     for key, value in raw.items():
         number = isinstance(value, Real) and not isinstance(value, bool)
         if key not in REGIMES:
-            wrong.append(((str(key),), f"unknown; there are {', '.join(REGIMES)}"))
+            wrong[str(key)] = f"unknown; there are {', '.join(REGIMES)}"
         elif not number or not 0 <= value <= 1:
-            what = f"must be a standard deviation of 0 to 1, not {short_repr(value)}"
-            wrong.append(((str(key),), what))
+            wrong[str(key)] = f"must be a standard deviation of 0 to 1, not {short_repr(value)}"
     if wrong:
-        raise MappingError(wrong)
+        raise MappingError.of(wrong)
     return {key: float(value) for key, value in raw.items()}

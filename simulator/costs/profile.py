@@ -240,13 +240,11 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
         raise MappingError("profile", wrong)
     from difflib import get_close_matches
 
-    near = get_close_matches(name_or_path.lower(), names, n=8, cutoff=0.4)
-    raise MappingError(
-        "profile",
-        f"no file {path} and no shipped profile {name_or_path!r}"
-        f"{'; near are ' if near else ''}{', '.join(near)}; `headway profile list` has all "
-        f"{len(names)}",
-    )
+    near = ", ".join(get_close_matches(name_or_path.lower(), names, n=8, cutoff=0.4))
+    what = f"no file {path} and no shipped profile {name_or_path!r}"
+    what += f"; near are {near}" if near else ""
+    what += f"; `headway profile list` has all {len(names)}"
+    raise MappingError("profile", what, "value")
 
 
 def read_profile(path: Path) -> Profile:
@@ -260,9 +258,8 @@ def _parse_profile(path: Path, text: str) -> Profile:
     source_map = SourceMap(str(path), lines)
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping with a key `cost`")
-    wrong: list[FieldError] = [
-        ((key,), unknown_key(key, PROFILE_KEYS)) for key in raw if key not in PROFILE_KEYS
-    ]
+    unknown = {key: unknown_key(key, PROFILE_KEYS) for key in raw if key not in PROFILE_KEYS}
+    wrong = MappingError.of(unknown, "key").faults
 
     def section(key: str, check: Callable[[object], T], default: object = None) -> T | None:
         try:
@@ -274,14 +271,14 @@ def _parse_profile(path: Path, text: str) -> Profile:
             return None
 
     if not isinstance(raw.get("hardware", {}), Mapping):
-        wrong.append((("hardware",), "must be a mapping"))
+        wrong.append(FieldError(("hardware",), "must be a mapping"))
     wrong += [
-        ((key,), "must be a name")
+        FieldError((key,), "must be a name")
         for key in ("model", "overhead")
         if not isinstance(raw.get(key, ""), str)
     ]
     if raw.get("overhead") and (not_there := unknown_overhead(str(raw["overhead"]))):
-        wrong.append((("overhead",), not_there))
+        wrong.append(FieldError(("overhead",), not_there))
     limits = section("range", _limits, {})
     residuals = section("residuals", check_residuals, {})
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
@@ -320,7 +317,7 @@ def make_form(spec: object, name: str) -> Fitted:
     """Make a cost model of a mapping with `kind` and the form's terms; ValueError by key."""
     if isinstance(spec, Mapping):
         if reserved := [key for key in RESERVED_FIELDS if key in spec]:
-            raise MappingError([((key,), "unknown key") for key in reserved])
+            raise MappingError.of(dict.fromkeys(reserved, "unknown key"), "key")
         spec = {**spec, "name": name}
     return from_kind(FORMS, spec)
 
@@ -329,13 +326,13 @@ def _limits(raw: object) -> Limits:
     """Check the fitted range: two ascending numbers for each quantity."""
     if not isinstance(raw, Mapping):
         raise MappingError("", "must be a mapping of [lowest, highest]")
-    wrong: list[FieldError] = []
+    wrong: dict[str, str] = {}
     for key, pair in raw.items():
         numbers = isinstance(pair, list) and all(isinstance(x, Real) for x in pair)
         if key not in QUANTITIES:
-            wrong.append(((str(key),), f"unknown; there are {', '.join(QUANTITIES)}"))
+            wrong[str(key)] = f"unknown; there are {', '.join(QUANTITIES)}"
         elif not numbers or len(pair) != 2 or not pair[0] <= pair[1]:
-            wrong.append(((str(key),), f"must be [lowest, highest], not {short_repr(pair)}"))
+            wrong[str(key)] = f"must be [lowest, highest], not {short_repr(pair)}"
     if wrong:
-        raise MappingError(wrong)
+        raise MappingError.of(wrong)
     return {key: (pair[0], pair[1]) for key, pair in raw.items()}

@@ -24,7 +24,7 @@ from simulator.models.config_parts import (
     read_window,
 )
 from simulator.models.dtypes import BYTES
-from simulator.models.quantization import read_quantization
+from simulator.models.quantization import BLOCK, read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.models.vision import read_vision
 from simulator.util.errors import HeadwayError, MappingError, ScenarioError, did_you_mean
@@ -76,7 +76,7 @@ def read_config(path: Path) -> ModelSpec:
         return spec_of(path.resolve().parent.name, whole)
     except MappingError as error:
         raise HeadwayError(
-            f"{path}{_line(text, key)}: {key}: {what}" for (key,), what in error.faults
+            f"{path}{_line(text, key)}: {key}: {what}" for (key,), what, _ in error.faults
         ) from None
 
 
@@ -85,7 +85,7 @@ def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
     raw = _language_model(whole)
     kinds = dict(wrong_kinds(whole))
     if wrong := {**kinds, **_wrong(raw), **kinds}:
-        raise MappingError([((key,), what) for key, what in wrong.items()])
+        raise MappingError.of(wrong)
     # As derive_max_model_len_and_key (vLLM 0.33): the least, but model_max_length before all.
     least = min(raw[key] for key in SIZES["max_position_embeddings"] if key in raw)
     most = raw.get("model_max_length") or least
@@ -156,7 +156,7 @@ def _read_beside(path: Path, method: str) -> object:
     try:
         read_quantization(found)
     except MappingError as error:
-        told = str(error).replace("quantization_config: ", "").split("\n")
+        told = (what if key == (BLOCK,) else f"{key[0]}: {what}" for key, what, _ in error.faults)
         raise HeadwayError(f"{path}: {one}" for one in told) from None
     return found
 

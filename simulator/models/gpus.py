@@ -146,13 +146,14 @@ def _find(name: str) -> Gpu:
     if near:
         near.sort(key=lambda known: "PCIe" in known and "pcie" not in words)
         hint = " or ".join(near[:3])
-        raise ScenarioError("gpu.name", f"no GPU {name!r} in the table; did you mean {hint}?")
+        what = f"no GPU {name!r} in the table; did you mean {hint}?"
+        raise ScenarioError("gpu.name", what, "value")
     from difflib import get_close_matches
 
     chips = {known.partition("-")[0]: known for known in reversed(GPUS)} | {g: g for g in GPUS}
     close = get_close_matches(name.upper(), chips, cutoff=0.5)
     shown = ", ".join(dict.fromkeys(chips[one] for one in close) or GPUS)
-    raise ScenarioError("gpu.name", f"no GPU {name!r}: take a similar one, as {shown}")
+    raise ScenarioError("gpu.name", f"no GPU {name!r}: take a similar one, as {shown}", "value")
 
 
 def _chip(words: list[str]) -> list[str]:

@@ -73,7 +73,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if not path.exists():
         if wanted[0] in "./~" or wanted.count("/") > 1:
             what = f"{wanted!r} is a path, and there is no file {str(path)!r}"
-            raise ScenarioError("model", what)
+            raise ScenarioError("model", what, "value")
         if found := shipped_name(wanted):
             return _under(wanted, _shipped_model(found))
         if (by_name := _of_precision(wanted)) is None:
@@ -157,7 +157,7 @@ def _unknown(name: str) -> ValueError:
     else:
         hint += f" a fine-tune is {other}"
     what = f"no file and no shipped model {name!r}{hint}; `headway profile list` has all names"
-    return ScenarioError("model", what)
+    return ScenarioError("model", what, "value")
 
 
 def same_shape(name: str) -> str | None:

@@ -180,7 +180,7 @@ def _check_blocks(
     fits = next((n for n in fewer if module.share(n, kv_heads)[at] % block == 0), 1)
     least = "enable_expert_parallel=true" if module.is_expert else f"tensor_parallel_size={fits}"
     what = f"{gpus} is refused: {why} ({module.name}); it loads with engine.{least}"
-    raise ScenarioError("engine.tensor_parallel_size", what)
+    raise ScenarioError("engine.tensor_parallel_size", what, "model")
 
 
 def _padded(module: Module, gpus: int, gpu: Gpu, sizes: EngineSizes) -> Module:

@@ -134,18 +134,15 @@ def read_quantization(config: object) -> Quantization | None:
         return None
     if not isinstance(config, Mapping):
         raise MappingError(BLOCK, f"must be a mapping, not {short_repr(config)}")
-    if wrong := [*wrong_kinds(config)]:
-        raise MappingError([((key,), what) for key, what in wrong])
+    if wrong := dict(wrong_kinds(config)):
+        raise MappingError.of(wrong)
     if isinstance(own := config.get("quantization"), Mapping):  # ModelOpt's file, as it is
         config = {"quant_method": "modelopt", **own}
     method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")
     method = str(method).lower().replace("compressed_", "compressed-")  # as vLLM
     if (reader := READERS.get(method)) is None:
-        raise MappingError(
-            BLOCK,
-            f"quant_method {method!r} is not known; there are {', '.join(READERS)}. Without this "
-            "key, engine.quantization says what the weights are",
-        )
+        what = f"quant_method {method!r} is not known; there are {', '.join(READERS)}. Without "
+        raise MappingError(BLOCK, f"{what}this key, engine.quantization says what the weights are")
     rules = tuple(reader(config))
     if rules and (ignored := next((config[key] for key in IGNORED if config.get(key)), ())):
         rules = (Rule(tuple(ignored), None, method in WHOLE), *rules)

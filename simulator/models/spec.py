@@ -125,18 +125,17 @@ class ModelSpec:
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        wrong = [
-            ((name,), f"must be positive, not {getattr(self, name)}")
+        wrong = {
+            name: f"must be positive, not {getattr(self, name)}"
             for name in (*REQUIRED, "head_dim", "num_key_value_heads")
             if getattr(self, name) < 1
-        ]
+        }
         if not wrong and self.num_attention_heads % self.num_key_value_heads:
-            wrong.append((("num_key_value_heads",), "must divide num_attention_heads"))
+            wrong["num_key_value_heads"] = "must divide num_attention_heads"
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
-            what = f"must be from 1 to num_experts ({self.num_experts})"
-            wrong.append((("num_experts_per_tok",), what))
+            wrong["num_experts_per_tok"] = f"must be from 1 to num_experts ({self.num_experts})"
         if wrong:
-            raise MappingError(wrong)
+            raise MappingError.of(wrong)
 
     def longest(self, release: tuple[int, int, int], asked: bool = True) -> int:
         """Tokens of a request at most, as a release of vLLM derives them (_get_and_verify_max_len).
@@ -314,10 +313,10 @@ class ModelSpec:
         size, key = tensor_parallel_size, "engine.tensor_parallel_size"
         if heads % size:
             what = f"does not divide the {heads} attention heads of {self.name}"
-            raise ScenarioError(key, f"{size} {what} (gpu.count, given alone, sets it)")
+            raise ScenarioError(key, f"{size} {what} (gpu.count, given alone, sets it)", "model")
         if kv_heads % size and size % kv_heads:
             what = f"{size} and the {kv_heads} KV heads of {self.name}: one must divide the other"
-            raise ScenarioError(key, what)
+            raise ScenarioError(key, what, "model")
 
     def split_layers(self, pipeline_parallel_size: int) -> list[int]:
         """Share the layers out to stages as vLLM does (`get_pp_indices`, 0.33), the first first.

@@ -140,15 +140,17 @@ def none_of_them(policy: object, call: str, chosen: object) -> HeadwayError:
 
 def failed(policy: object, call: str, error: Exception) -> HeadwayError:
     """Say in one line what a policy of the user's did, and where."""
+    return raised(f"engine.scheduling_policy: {type(policy).__name__}.{call}", error)
+
+
+def raised(call: str, error: Exception) -> HeadwayError:
+    """Say in one line what a call of the user's code raised, and where."""
     from traceback import extract_tb
 
     place = extract_tb(error.__traceback__)[-1]
     ours = Path(place.filename).parent == Path(__file__).parent  # then its place tells nobody
     where = "" if ours else f" ({Path(place.filename).name}:{place.lineno})"
-    return HeadwayError(
-        f"engine.scheduling_policy: {type(policy).__name__}.{call} raised {type(error).__name__}: "
-        f"{one_line(error)}{where}"
-    )
+    return HeadwayError(f"{call} raised {type(error).__name__}: {one_line(error)}{where}")
 
 
 def short(value: object) -> str:

@@ -18,7 +18,7 @@ from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS
 from simulator.util.csv_text import unescape_formula
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import check_regular
 from simulator.util.from_mapping import annotation_faults, short_repr
 from simulator.util.json_text import parse_json
@@ -86,8 +86,8 @@ def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any
 def check_numbers(path: Path, values: Mapping[str, Any]) -> None:
     """Raise HeadwayError where one of a file's values is neither null nor a number."""
     for name, value in values.items():
-        for _, what in annotation_faults(name, float | None, value):
-            raise HeadwayError(f"{path}: {name}: {what}")
+        for fault in annotation_faults(name, float | None, value):
+            raise HeadwayError(f"{path}: {name}: {fault.what}")
 
 
 def load_summary(path: Path) -> Mapping[str, Any]:
@@ -224,7 +224,7 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
     except pd.errors.EmptyDataError:
         raise HeadwayError(f"{path}: damaged: it is empty") from None
     except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
-        raise HeadwayError(f"{path}: damaged: {' '.join(str(error).split())}") from None
+        raise HeadwayError(f"{path}: damaged: {one_line(error)}") from None
     if path.suffix == ".csv":
         check_end(path)
     if path.suffix == ".csv":

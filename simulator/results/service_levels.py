@@ -12,7 +12,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE
 from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.scenario.scenario import GoodputConfig, Scenario
-from simulator.util.errors import HeadwayError, did_you_mean
+from simulator.util.errors import FieldError, HeadwayError, did_you_mean
 from simulator.workload.workload import Workload
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
@@ -312,7 +312,9 @@ def parse_slo(text: str, where: str = "--slo") -> Slo:
     try:
         return _read_slo(text)
     except ValueError as error:
-        raise HeadwayError(f"{where} {text}: {error}") from None
+        what = str(error)
+        fault = FieldError(("slo",), what, "value")
+        raise HeadwayError(f"{where} {text}: {what}", [fault]) from None
 
 
 def _read_slo(text: str) -> Slo:

@@ -16,6 +16,7 @@ from simulator.features import all_features
 from simulator.models.spec import ModelSpec
 from simulator.scenario.encoder_checks import check_encoders, check_roles
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.feature import Conflict
 from simulator.schedulers.vllm.rules import (
     LOCK_STEP_INTERVAL_SINCE,
     OPTIONS_SINCE,
@@ -47,10 +48,6 @@ OF_HOST_TIER = (
     *("kv_offloading_bandwidth", "kv_offloading_latency", "store_threshold", "secondary_tiers"),
 )
 
-Conflict = tuple[str, str, str]
-"""The key to blame ("" where the message names its own place), others that have a part in it,
-and what is wrong."""
-
 
 def find_conflicts(
     scenario: Scenario, wrong: set[Key], *, runs: bool = True
@@ -75,13 +72,13 @@ def find_conflicts(
         conflicts += _check_cluster(scenario, cluster, specs)
     if runs and scenario.workload.trace is None:
         conflicts += _check_prompts(scenario.workload.generator, [*filter(None, specs.values())])
-    for blamed, others, what in conflicts:
+    for blamed, others, what, kind in conflicts:
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
             continue
         seen.add(what)  # memory and cost model may both complain of the same thing
         if blamed:
-            found.append((keys[0], what))
+            found.append(FieldError(keys[0], what, kind))
         else:
             elsewhere.append(what)
     whole = {name: spec for name, spec in specs.items() if spec is not None}
@@ -99,10 +96,10 @@ def _attempt(found: list[Conflict], block: str, others: str) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
-        found += [("", others, line) for line in error.messages]
+        found += [Conflict("", others, line) for line in error.messages]
     except ValueError as error:
         wrong = field_errors(split_key(block), error)
-        found += [(".".join(key), others, what) for key, what in wrong]
+        found += [Conflict(".".join(key), others, what, kind) for key, what, kind in wrong]
 
 
 def _check(scenario: Scenario, *, runs: bool = True) -> tuple[list[Conflict], EngineSpec | None]:
@@ -110,12 +107,13 @@ def _check(scenario: Scenario, *, runs: bool = True) -> tuple[list[Conflict], En
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
     found = [*of_engine]
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
-        found.append(("engine.scheduler_cls", "engine.scheduler", "needs scheduler: vllm"))
+        what = "needs scheduler: vllm"
+        found.append(Conflict("engine.scheduler_cls", "engine.scheduler", what))
     found += _check_trace(scenario)
     asked = scenario.workload.generator.multimodal
     if asked is not None and scenario.engine.multimodal_config is None:
         what = "needs engine.multimodal_config, which says what the encoder has"
-        found.append(("workload.multimodal", "engine.multimodal_config", what))
+        found.append(Conflict("workload.multimodal", "engine.multimodal_config", what))
     spec = try_to_settle(scenario, partial(_attempt, found), runs=runs)
     if spec is not None and not of_engine:
         found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)
@@ -136,7 +134,7 @@ def _check_admission(engine: EngineConfig, usable: int) -> Iterator[Conflict]:
         what = f"must be at most {most}, not {engine.min_decode_blocks}: of {usable} KV blocks "
         what += "that leaves none for a second request, so nobody would run beside another"
         others = "model gpu engine.watermark engine.num_gpu_blocks_override"
-        yield "engine.min_decode_blocks", others, what
+        yield Conflict("engine.min_decode_blocks", others, what)
 
 
 def _check_prompts(workload: Generator, specs: list[EngineSpec]) -> Iterator[Conflict]:
@@ -148,7 +146,7 @@ def _check_prompts(workload: Generator, specs: list[EngineSpec]) -> Iterator[Con
         name = " and ".join(dict.fromkeys(one.model.name for one in specs))
         what = f"must be less than {most:,} (tokens that {name} takes, prompt and answer), "
         what += f"for example {most // 2}; the shortest prompt has {least:,} tokens"
-        yield "workload.input_len", "model engine", what
+        yield Conflict("workload.input_len", "model engine", what, "model")
 
 
 def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
@@ -158,25 +156,25 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     if tokens < seqs and decodes_count:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
-        yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
+        yield Conflict("engine.max_num_batched_tokens", "engine.max_num_seqs", what)
     yield from _check_limits(engine)
     yield from _check_version(engine)
     mode = engine.preemption_mode
     if mode != "recompute" and engine.allocation != "paged":
         what = f"{mode} needs paged allocation, not {engine.allocation}"
-        yield "engine.preemption_mode", "engine.allocation", what
+        yield Conflict("engine.preemption_mode", "engine.allocation", what)
     if mode == "recompute" and not (engine.swap_overlap and engine.kv_offloading_size):
         for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
             if engine.is_given(key):
                 what = "needs preemption_mode swap or auto, not recompute"
-                yield f"engine.{key}", "engine.preemption_mode", what
+                yield Conflict(f"engine.{key}", "engine.preemption_mode", what)
     yield from _check_prefix_cache(engine)
     if engine.is_given("min_decode_blocks_scope") and not engine.min_decode_blocks:
         what = "needs min_decode_blocks, which is 0"
-        yield "engine.min_decode_blocks_scope", "engine.min_decode_blocks", what
+        yield Conflict("engine.min_decode_blocks_scope", "engine.min_decode_blocks", what)
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
-        yield "engine.reserve_output_tokens", "engine.allocation", what
+        yield Conflict("engine.reserve_output_tokens", "engine.allocation", what)
     for feature in all_features():
         yield from feature.conflicts(engine)
     yield from _check_parallel(engine, gpus)
@@ -191,22 +189,22 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
         if release is None or release > V0_UNTIL:
             what = "must be a version of vLLM that had the V0 engine, up to "
             what += f"{write_release(V0_UNTIL)}, not {engine.version!r}"
-            yield "engine.version", "engine.name", what
+            yield Conflict("engine.version", "engine.name", what)
         elif release != newest_up_to(release):
             last = write_release(newest_up_to(release))
             what = f"must be a release of vLLM: {engine.version} is not known, of "
             what += f"{write_release(release[:2])} the last is {last}"
-            yield "engine.version", "engine.name", what
+            yield Conflict("engine.version", "engine.name", what)
         return
     if not engine.follows_vllm:
         followed = ENGINES[engine.name].follows.partition(":")[0]
         what = f"names a vLLM, and {engine.name} is one system alone ({followed}): leave it out"
-        yield "engine.version", "engine.name", what
+        yield Conflict("engine.version", "engine.name", what)
         return
     try:
         check_known(engine.version)
     except ValueError as error:
-        yield "engine.version", "", str(error)
+        yield Conflict("engine.version", "", str(error))
         return
     for key, off in options_without_effect(release_of(engine)).items():
         since = OPTIONS_SINCE[key][0]
@@ -215,7 +213,7 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
         if getattr(engine, key) != off and release_of(engine) < since:
             what = f"vLLM {engine.version} has no such rule, which came with "
             what += f"{write_release(since)}: leave it out"
-            yield f"engine.{key}", "engine.version", what
+            yield Conflict(f"engine.{key}", "engine.version", what)
 
 
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -228,33 +226,34 @@ def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
     tokens, seqs = engine.max_num_scheduled_tokens, engine.max_num_active_seqs
     if seqs is not None and seqs > engine.max_num_seqs:
         what = f"must be at most max_num_seqs ({engine.max_num_seqs}), not {seqs}"
-        yield "engine.max_num_active_seqs", "engine.max_num_seqs", what
+        yield Conflict("engine.max_num_active_seqs", "engine.max_num_seqs", what)
     for key, since in SINCE.items():
         if getattr(engine, key) is not None and not engine.follows_vllm:
-            yield f"engine.{key}", "engine.name", "is vLLM's alone"
+            yield Conflict(f"engine.{key}", "engine.name", "is vLLM's alone")
         elif getattr(engine, key) is not None and release_of(engine) < since:
             what = f"vLLM {engine.version} has no such rule, which came with {write_release(since)}"
-            yield f"engine.{key}", "engine.version", f"{what}: leave it out"
+            yield Conflict(f"engine.{key}", "engine.version", f"{what}: leave it out")
     fronts = engine.api_server_count or engine.data_parallel_size
     if engine.max_num_queued_tokens is not None and fronts > 1:
         what = f"each of {fronts} API servers counts its own: needs api_server_count: 1"
-        yield "engine.max_num_queued_tokens", "engine.api_server_count", what
+        yield Conflict("engine.max_num_queued_tokens", "engine.api_server_count", what)
     if tokens is None:
         return
     key, seqs = "engine.max_num_scheduled_tokens", seqs or engine.max_num_seqs
     if tokens > engine.max_num_batched_tokens:
         most = engine.max_num_batched_tokens
         what = f"must be at most max_num_batched_tokens ({most}), not {tokens}"
-        yield key, "engine.max_num_batched_tokens", what
+        yield Conflict(key, "engine.max_num_batched_tokens", what)
     if tokens < seqs:
         what = f"fewer than the requests that may run ({seqs}) are not simulated: {tokens}"
-        yield key, "engine.max_num_seqs", what
+        yield Conflict(key, "engine.max_num_seqs", what)
     if not engine.enable_chunked_prefill:
-        yield key, "engine.enable_chunked_prefill", "is not simulated without chunked prefill"
+        what = "is not simulated without chunked prefill"
+        yield Conflict(key, "engine.enable_chunked_prefill", what)
     if engine.speculative_config is not None:
-        yield key, "engine.speculative_config", "is not simulated with drafts"
+        yield Conflict(key, "engine.speculative_config", "is not simulated with drafts")
     if engine.multimodal_config is not None:
-        yield key, "engine.multimodal_config", "is not simulated with images"
+        yield Conflict(key, "engine.multimodal_config", "is not simulated with images")
 
 
 def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
@@ -268,19 +267,19 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         what = f"must equal engine.{words}, not {gpus}: "
         what += "these are of one engine; left out, it follows them (cluster.replicas has more)"
         others = " ".join(f"engine.{kind}_parallel_size" for kind in sizes)
-        yield "gpu.count", others, what
+        yield Conflict("gpu.count", others, what)
     if stages == 1 and engine.pipeline_parallel_bandwidth is not None:
         what = "needs a pipeline_parallel_size of 2 and more"
-        yield "engine.pipeline_parallel_bandwidth", "engine.pipeline_parallel_size", what
+        yield Conflict("engine.pipeline_parallel_bandwidth", "engine.pipeline_parallel_size", what)
     if stages > 1 and not engine.follows_vllm:
         what = f"the batch queue is vLLM's; {engine.name} is simulated with one stage"
-        yield "engine.pipeline_parallel_size", "engine.name", what
+        yield Conflict("engine.pipeline_parallel_size", "engine.name", what)
     if engine.api_server_count is not None and not engine.follows_vllm:
         what = f"is vLLM's; {engine.name} is simulated with one front end"
-        yield "engine.api_server_count", "engine.name", what
+        yield Conflict("engine.api_server_count", "engine.name", what)
     if ranks > 1 and not engine.follows_vllm:
         what = f"the internal load balancer is vLLM's; for {engine.name} use cluster.replicas"
-        yield "engine.data_parallel_size", "engine.name", what
+        yield Conflict("engine.data_parallel_size", "engine.name", what)
 
 
 def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
@@ -290,20 +289,20 @@ def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
         keys = OF_HOST_TIER if engine.name == "sglang" else (*OF_HOST_TIER, "hicache_write_policy")
         for key in keys:
             if engine.is_given(key):
-                yield f"engine.{key}", size, "needs kv_offloading_size"
+                yield Conflict(f"engine.{key}", size, "needs kv_offloading_size")
         return
     for key, word in differing_keys(engine, REQUIRED["host tier"]):
         if key != "prefix_cache" or not sglang:
-            yield size, f"engine.{key}", f"needs {key}: {word}"
+            yield Conflict(size, f"engine.{key}", f"needs {key}: {word}")
     for key in ("store_threshold", "secondary_tiers"):
         if getattr(engine, key) and sglang:
             what = "cannot be used with the policy sglang"
-            yield f"engine.{key}", "engine.scheduling_policy", what
+            yield Conflict(f"engine.{key}", "engine.scheduling_policy", what)
         elif getattr(engine, key) and engine.hicache_write_policy != "write_through":
-            yield f"engine.{key}", policy, "needs hicache_write_policy: write_through"
+            yield Conflict(f"engine.{key}", policy, "needs hicache_write_policy: write_through")
     if engine.hicache_write_policy == "write_through_selective" and not sglang:
         what = "write_through_selective needs the policy sglang; store_threshold: 2 is like it"
-        yield policy, "engine.scheduling_policy", what
+        yield Conflict(policy, "engine.scheduling_policy", what)
 
 
 def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
@@ -311,13 +310,15 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     yield from _check_host_tier(engine, sglang := engine.policy_name == "sglang")
     if engine.secondary_tiers and (engine.enable_lora or not engine.enable_chunked_prefill):
         what = "needs enable_chunked_prefill, without enable_lora"
-        yield "engine.secondary_tiers", "engine.enable_lora engine.enable_chunked_prefill", what
+        others = "engine.enable_lora engine.enable_chunked_prefill"
+        yield Conflict("engine.secondary_tiers", others, what)
     if (engine.prefix_cache_retention_interval or 0) % engine.block_size:
         what = f"must be a multiple of engine.block_size ({engine.block_size})"
-        yield "engine.prefix_cache_retention_interval", "engine.block_size", what
+        yield Conflict("engine.prefix_cache_retention_interval", "engine.block_size", what)
     names = [tier.type for tier in engine.secondary_tiers]
     if len(set(names)) < len(names):
-        yield "engine.secondary_tiers", "", f"two have the type {names[0]}: tell them apart"
+        what = f"two have the type {names[0]}: tell them apart"
+        yield Conflict("engine.secondary_tiers", "", what)
     if engine.prefix_cache == "hash":
         return
     overlaps = engine.async_scheduling and sglang
@@ -328,7 +329,7 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
         ("scheduler", "headway", "vLLM's scheduler has the hash chain alone"),
     ):
         if getattr(engine, key) != good:
-            yield "engine.prefix_cache", f"engine.{key}", why
+            yield Conflict("engine.prefix_cache", f"engine.{key}", why)
 
 
 def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
@@ -341,15 +342,15 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
     path = resolve(trace.path, scenario.folder)
     if not path.exists():
         for message in missing_trace(path).messages:
-            yield "workload.trace.path", "", message
+            yield Conflict("workload.trace.path", "", message)
     elif wrong := why_not_regular(path):
-        yield "workload.trace.path", "", wrong
+        yield Conflict("workload.trace.path", "", wrong)
     for option in OPTIONS:
         if trace.format is None or getattr(trace, option, None) is None:
             continue
         if trace.format not in (forms := formats_with(option)):
             what = f"needs format {' or '.join(forms)}, not {trace.format}"
-            yield f"workload.trace.{option}", "workload.trace.format", what
+            yield Conflict(f"workload.trace.{option}", "workload.trace.format", what)
 
 
 def _check_cluster(
@@ -369,17 +370,18 @@ def _check_cluster(
             if getattr(engine, key) is not None and not alone:
                 block = f"cluster.groups.{name}.engine" if name in cluster.groups else "engine"
                 what = "is not simulated with a cluster: see cluster.admission"
-                yield f"{block}.{key}", "cluster", what
+                yield Conflict(f"{block}.{key}", "cluster", what)
     roles = [*check_roles(cluster, "kv"), *check_encoders(scenario, cluster)][:1]
     yield from roles
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():
         own = scenario.of_group(name)
         conflicts, specs[name] = _check(own)
-        for blamed, others, what in conflicts:
+        for found in conflicts:
             of_group = {"gpu", "engine", "cost", "host", *(["model"] if group.model else [])}
-            in_group = blamed.partition(".")[0] in of_group
-            yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
+            in_group = found.blamed.partition(".")[0] in of_group
+            blamed = f"cluster.groups.{name}.{found.blamed}" if in_group else found.blamed
+            yield found._replace(blamed=blamed)
     if not roles and cluster.kv_transfer is not None:
         model = next((spec.model for spec in specs.values() if spec is not None), None)
         yield from _check_transfers(scenario, cluster, model)
@@ -393,14 +395,14 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
         values = getattr(cluster, block)
         if values is not None and not getattr(values, other) and values.is_given(key):
             what = f"needs {other}; {key} alone has no effect"
-            yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
+            yield Conflict(f"cluster.{block}.{key}", f"cluster.{block}.{other}", what)
     client, admission = cluster.client, cluster.admission
     if client is None or not client.max_retries:
         return
     refuses = admission is not None and (admission.max_outstanding or admission.rate)
     if not (client.timeout or client.ttft_timeout or refuses):
         what = "needs timeout, ttft_timeout or admission: else no try comes to nothing"
-        yield "cluster.client.max_retries", "cluster.client cluster.admission", what
+        yield Conflict("cluster.client.max_retries", "cluster.client cluster.admission", what)
 
 
 def _check_resilience(
@@ -412,25 +414,27 @@ def _check_resilience(
     for name, scaling in cluster.scalers.items():
         if scaling.metric == "slo_attainment" and not bounds:
             key = f"{cluster.scaler_key(name)}.metric"
-            yield key, "goodput", "slo_attainment needs bounds in goodput"
+            yield Conflict(key, "goodput", "slo_attainment needs bounds in goodput")
     budget = cluster.max_gpu_budget
     first = sum(
         group.replicas * scenario.of_group(name).engine.gpus
         for name, group in cluster.replica_groups.items()
     )
     if budget is not None and first > budget:
-        yield "cluster.max_gpu_budget", "cluster.groups", f"the groups begin with {first} GPUs"
+        what = f"the groups begin with {first} GPUs"
+        yield Conflict("cluster.max_gpu_budget", "cluster.groups", what)
     count = cluster.most_replicas
     for at, outage in enumerate(failures.outages if failures is not None else ()):
         if outage.replica >= count:
             key = f"cluster.failures.outages.{at}.replica"
-            yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
+            what = f"there is no replica {outage.replica}; the last is {count - 1}"
+            yield Conflict(key, "cluster", what)
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
     for spec in filter(None, specs):
         if spec.scheduler is None or not spec.scheduler.traits.cancels:
             what = "timeouts: the scheduler cannot let a request go before its end"
-            yield "cluster.client", "engine", what
+            yield Conflict("cluster.client", "engine", what)
             return
 
 
@@ -448,12 +452,12 @@ def _check_transfers(
         ):
             if mine != its:
                 what = f"must be that of {first} ({mine}), not {its}"
-                yield f"cluster.groups.{name}.engine.{key}", "engine", what
+                yield Conflict(f"cluster.groups.{name}.engine.{key}", "engine", what)
         sizes = [one.tensor_parallel_size, other.tensor_parallel_size]
         if max(sizes) % min(sizes):
             what = f"{sizes[1]} and that of {first} ({sizes[0]}): one must divide the other, or no "
             what += "GPU has the heads that another wants"
-            yield f"cluster.groups.{name}.engine.tensor_parallel_size", "engine", what
+            yield Conflict(f"cluster.groups.{name}.engine.tensor_parallel_size", "engine", what)
 
 
 def _kv_dtype(engine: EngineConfig, model: ModelSpec | None) -> str:

@@ -54,7 +54,9 @@ def trace_reader(scenario: Scenario) -> TraceReader:
     def read(path: str, form: str | None, **options: Any) -> Workload:
         from simulator.workload.traces import read_trace  # many formats, for nothing elsewhere
 
-        return read_trace(resolve(path, scenario.folder), form, **options, option=TRACE_OPTION)
+        place = resolve(path, scenario.folder)
+        with _blaming(scenario, "workload.trace"):
+            return read_trace(place, form, **options, option=TRACE_OPTION)
 
     return read
 
@@ -96,8 +98,9 @@ def trace_pieces(scenario: Scenario) -> Callable[[], Iterator[Workload]] | None:
     from simulator.workload.traces.read import comes_in_pieces, read_pieces
 
     path, form, reading = resolve(trace.path, scenario.folder), trace.format, config.reading
-    if not comes_in_pieces(path, form, reading, TRACE_OPTION):
-        return None
+    with _blaming(scenario, "workload.trace"):
+        if not comes_in_pieces(path, form, reading, TRACE_OPTION):
+            return None
     return lambda: select_pieces(lambda: read_pieces(path, form, reading, TRACE_OPTION), trace)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from simulator.cluster.cluster_config import ClusterConfig, GroupConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.feature import Conflict
 
-Conflict = tuple[str, str, str]  # as in checks.py
 WITHOUT = {
     "kv_transfer": "a request's prompt is computed where it is decoded",
     "pods": "encoders would be shared",
@@ -22,7 +22,8 @@ def check_encoders(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Confl
         return
     for key, why in WITHOUT.items():
         if getattr(cluster, key) is not None:
-            yield f"cluster.{key}", "cluster.groups", f"cannot be used with ec_role: {why}"
+            what = f"cannot be used with ec_role: {why}"
+            yield Conflict(f"cluster.{key}", "cluster.groups", what)
     yield from check_roles(cluster, "ec")
     for name, group in cluster.groups.items():
         yield from _check_group(f"cluster.groups.{name}", group, scenario.of_group(name).engine)
@@ -37,32 +38,33 @@ def check_roles(cluster: ClusterConfig, kind: str) -> Iterator[Conflict]:
     if not any(given.values()):
         if getattr(cluster, transfer) is not None:
             what = f"needs groups of {key} {roles[0]} and {roles[1]}"
-            yield f"cluster.{transfer}", at, what
+            yield Conflict(f"cluster.{transfer}", at, what)
         return
     for name, role in given.items():
         if role is None:
             what = f"{roles[0]} or {roles[1]}, as other groups have"
-            yield f"cluster.groups.{name}.{key}", at, what
+            yield Conflict(f"cluster.groups.{name}.{key}", at, what)
     for role in roles:
         if not any(group.replicas for name, group in groups.items() if given[name] == role):
-            yield at, "cluster", f"there is no replica of {key} {role}"
+            yield Conflict(at, "cluster", f"there is no replica of {key} {role}")
     if getattr(cluster, transfer) is None:
         what = (
             f"groups with {key} need it: {{bandwidth: GB/s, latency: ms}}, or {{}} for the defaults"
         )
-        yield f"cluster.{transfer}", at, what
+        yield Conflict(f"cluster.{transfer}", at, what)
 
 
 def _check_group(at: str, group: GroupConfig, engine: EngineConfig) -> Iterator[Conflict]:
     """Find what is wrong with one group, whose key is `at`."""
     if engine.multimodal_config is None:
         what = "needs engine.multimodal_config: of text there is nothing to encode"
-        yield f"{at}.ec_role", "engine.multimodal_config", what
+        yield Conflict(f"{at}.ec_role", "engine.multimodal_config", what)
     for key, why in (("kv_role", WITHOUT["kv_transfer"]), ("model", "all groups serve one model")):
         if getattr(group, key) is not None:
-            yield f"{at}.{key}", "cluster.groups", f"cannot be used with ec_role: {why}"
+            yield Conflict(f"{at}.{key}", "cluster.groups", f"cannot be used with ec_role: {why}")
     if group.ec_role == "ec_producer" and group.cost is not None:
         what = "an ec_producer runs no language model: give engine.multimodal_config"
-        yield f"{at}.cost", "engine.multimodal_config", f"{what}.encoder_seconds"
+        yield Conflict(f"{at}.cost", "engine.multimodal_config", f"{what}.encoder_seconds")
     if engine.data_parallel_size > 1:
-        yield f"{at}.engine.data_parallel_size", "engine", "must be 1 in a group with ec_role"
+        what = "must be 1 in a group with ec_role"
+        yield Conflict(f"{at}.engine.data_parallel_size", "engine", what)

@@ -35,6 +35,7 @@ from simulator.schedulers.vllm.rules import (
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.files import resolve
 from simulator.util.from_mapping import as_plain
+from simulator.util.yaml_lines import Block, block_in
 
 ASYNC_SINCE = (0, 14, 0)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
@@ -51,36 +52,31 @@ LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on t
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
 
 
-def look_up_models(raw: dict[str, Any], folder: Path) -> None:
+def look_up_models(raw: Block, folder: Path) -> None:
     """Look the models of drafts up in the scenario's folder, and find how they draft."""
-    cluster = raw.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    for one in [raw, *(groups.values() if isinstance(groups, dict) else ())]:
-        engine = one.get("engine") if isinstance(one, dict) else None
-        block = engine.get("speculative_config") if isinstance(engine, dict) else None
-        if isinstance(block, dict) and isinstance(model := block.get("model"), str) and model:
+    for one in [raw, *block_in(raw, "cluster", "groups").values()]:
+        block = block_in(one, "engine", "speculative_config")
+        if isinstance(model := block.get("model"), str) and model:
             block["method"] = draft_method_of(block, folder)
             if (path := resolve(model, folder)).exists():
                 block["model"] = str(path)
 
 
-def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+def fill_in_defaults(raw: Block) -> Block:
     """Complete a scenario's engine, and those of its groups by it, before anything is checked.
 
     A data-parallel server alone is a cluster of one.
     """
     raw = open_named_blocks(raw)
     base, gpu, model = raw.get("engine") or {}, raw.get("gpu"), raw.get("model")
-    ranks = base.get("data_parallel_size") if isinstance(base, dict) else None
+    ranks = block_in(raw, "engine").get("data_parallel_size")
     if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
         raw = raw | {"cluster": {}}
     if (counted := _with_count(gpu, base)) is not gpu:
         raw = raw | {"gpu": counted}
-    cluster = raw.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    if isinstance(cluster, dict) and isinstance(groups, dict):
+    if groups := block_in(raw, "cluster", "groups"):
         filled = {name: _fill_in_group(group, base, gpu, model) for name, group in groups.items()}
-        raw = raw | {"cluster": cluster | {"groups": filled}}
+        raw = raw | {"cluster": raw["cluster"] | {"groups": filled}}
     return raw | {"engine": with_defaults(_sharing(base, gpu), gpu, model)}
 
 
@@ -136,7 +132,7 @@ def _sharing(engine: Any, gpu: object) -> Any:
     return engine if rest or shares <= 1 else engine | {"tensor_parallel_size": shares}
 
 
-def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
+def open_named_blocks(raw: Block) -> Block:
     """Write `engine: NAME` and `gpu: NAME` of a scenario or group as what they are short for."""
     return raw | {
         key: {"name": raw[key]} for key in ("engine", "gpu") if isinstance(raw.get(key), str)
@@ -246,7 +242,7 @@ def _draft_method(drafts: object) -> str:
     return draft_method(drafts if isinstance(drafts, dict) else {})
 
 
-def fit_to_gpu(raw: dict[str, Any], pool: Mapping[str, Any], *, offline: bool) -> Any:
+def fit_to_gpu(raw: Block, pool: Mapping[str, Any], *, offline: bool) -> Any:
     """Return a scenario's engine with what its launch command takes by the memory of the GPU.
 
     That is `LLM`'s tokens of a step where vLLM runs `offline`. `pool` has vLLM's

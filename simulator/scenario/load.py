@@ -25,10 +25,10 @@ from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.resolve import keep_specs
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate
-from simulator.util.errors import HeadwayError, HeadwayWarning, Key, did_you_mean
+from simulator.util.errors import FieldError, HeadwayError, HeadwayWarning, Key, did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
-from simulator.util.yaml_lines import SourceMap, parse, read_text
+from simulator.util.yaml_lines import Block, SourceMap, block_in, parse, read_text
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
@@ -101,13 +101,13 @@ def load_sweep(
     folder, raw, source_map, messages = _read(path, overrides, seed, ())
     if messages:
         raise HeadwayError(messages)
-    alone: dict[str, Any] = {key: raw[key] for key in ("sweep", "seed") if key in raw}
+    alone: Block = {key: raw[key] for key in ("sweep", "seed") if key in raw}
     scenario = check_scenario(alone, source_map, folder)
     return scenario.sweep, scenario.seed
 
 
 def check_scenario(
-    raw: dict[str, Any],
+    raw: Block,
     source_map: SourceMap,
     folder: Path = Path(),
     *,
@@ -121,14 +121,14 @@ def check_scenario(
         scenario = scenario.with_source(folder, source_map)
         refused = [] if own_code and not own_code_refused() else list(named_code(scenario))
         why = REFUSED if own_code_refused() else NOT_ALLOWED
-        wrong += [(key, f"{name} {why}") for key, name in refused]
+        wrong += [FieldError(key, f"{name} {why}", "own code") for key, name in refused]
         if not refused:
             scenario = _wait_for_own_policies(scenario, raw)
-            keys = {key for key, _ in wrong}
+            keys = {fault.key for fault in wrong}
             contradicting, others, specs, fleet = find_conflicts(scenario, keys, runs=fits)
             wrong += contradicting
     if scenario is None or wrong or others:
-        wrong.sort(key=lambda fault: source_map.line(fault[0]))
+        wrong.sort(key=lambda fault: source_map.line(fault.key))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]), wrong)
     if fits:
         keep_specs(scenario, specs, fleet)
@@ -141,8 +141,8 @@ def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenar
     They need to know the step before.
     """
 
-    def settle(engine: EngineConfig, *blocks: object) -> EngineConfig:
-        given = any(isinstance(block, dict) and "async_scheduling" in block for block in blocks)
+    def settle(engine: EngineConfig, *blocks: Block) -> EngineConfig:
+        given = any("async_scheduling" in block for block in blocks)
         named = engine.policy_name
         if given or not engine.async_scheduling or ":" not in str(named):
             return engine
@@ -151,14 +151,13 @@ def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenar
                 return engine.model_copy(update={"async_scheduling": False})
         return engine
 
-    base = raw.get("engine")
-    changed: dict[str, Any] = {"engine": settle(scenario.engine, base)}
+    base = block_in(raw, "engine")
+    changed: dict[str, object] = {"engine": settle(scenario.engine, base)}
     if (cluster := scenario.cluster) is not None:
-        blocks = raw["cluster"].get("groups") if isinstance(raw.get("cluster"), dict) else None
-        groups = {}
+        blocks, groups = block_in(raw, "cluster", "groups"), {}
         for name, group in cluster.groups.items():
-            block = (blocks or {}).get(name) or {}
-            own = settle(group.engine, base, block.get("engine")) if group.engine else None
+            block = block_in(blocks, name, "engine")
+            own = settle(group.engine, base, block) if group.engine else None
             groups[name] = group.model_copy(update={"engine": own})
         changed["cluster"] = cluster.model_copy(update={"groups": groups})
     return scenario.model_copy(update=changed)
@@ -240,7 +239,7 @@ def _read(
     seed: int | None,
     vary: Iterable[tuple[str, str]],
     option: str = "--vary",
-) -> tuple[Path, dict[str, Any], SourceMap, list[str]]:
+) -> tuple[Path, Block, SourceMap, list[str]]:
     """Read a source and put the overrides over it; give its folder, and what is wrong with them."""
     raw: Any
     if isinstance(path, Mapping):
@@ -263,7 +262,7 @@ def _read(
     return folder, raw, source_map, messages
 
 
-def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
+def _plain(values: Mapping[Any, Any]) -> Block:
     """Copy a mapping as a YAML file would hold it."""
 
     def plain(value: Any) -> Any:
@@ -280,7 +279,7 @@ def _settle(
     overrides: Iterable[str],
     seed: int | None,
     varied: Iterable[tuple[str, str, str]],
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Block, list[str]]:
     """Put overrides over what a file holds; give what is wrong with them, too.
 
     `varied` has a place, a dotted key and its value each.
@@ -291,11 +290,9 @@ def _settle(
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a mapping of keys, not {short_repr(raw)}")
     _open_blocks(raw)
-    cluster = raw.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
     launch: Launch | None = None
-    overrides = [*overrides]
+    overrides, groups = [*overrides], [*block_in(raw, "cluster", "groups")]
     for override in overrides:
         if isinstance(override, LaunchCommand):
             launch = _launch(raw, source_map, override, overrides)
@@ -304,10 +301,9 @@ def _settle(
         settings.append((f"--set {override}", name, value if equals else None))
     settings += varied
     settings += [] if seed is None else [(f"--seed {seed}", "seed", str(seed))]
-    known = [*groups] if isinstance(groups, dict) else []
     messages = []
     for place, name, text in settings:
-        messages += _check_group(known, place, name)
+        messages += _check_group(groups, place, name)
         messages += _override(raw, source_map, place, name, text)
     if launch is not None:
         raw["engine"] = fit_to_gpu(raw, launch.pool, offline=launch.offline)
@@ -317,7 +313,7 @@ def _settle(
 
 
 def _launch(
-    raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand, overrides: Iterable[str]
+    raw: Block, source_map: SourceMap, command: LaunchCommand, overrides: Iterable[str]
 ) -> Launch:
     """Put the model and engine of a launch command in the place of a scenario's.
 
@@ -325,48 +321,44 @@ def _launch(
     """
     from simulator.costs.profile import shipped_profiles
 
-    own = raw.get("engine")
-    before: dict[str, Any] = own if isinstance(own, dict) else {}
+    before = block_in(raw, "engine")
     given = (one.partition("=")[2] for one in overrides if one.startswith("engine.version="))
     version = next(given, "").strip("\"'") or before.get("version")
     launch = read_launch(command, str(version) if version else None, command.obeyed)
-    known = raw.get("model")
-    if not (isinstance(known, dict) and known.get("name") == launch.model):
+    if block_in(raw, "model").get("name") != launch.model:
         raw["model"] = launch.model
         source_map.override(("model",), "--command")
     raw["engine"] = launch.over(before)
     source_map.override(("engine",), "--command")
     for key, words in launch.words.items():
         source_map.override(key, f"--command {words}")
-    if isinstance(raw.get("gpu"), dict):
-        raw["gpu"].pop("count", None)
+    block_in(raw, "gpu").pop("count", None)
     if (copies := launch.pool.get("dp_size")) and isinstance(raw.get("cluster") or {}, dict):
         raw["cluster"] = (raw.get("cluster") or {}) | {"replicas": copies}
-    cost = raw.get("cost")
-    if isinstance(cost, dict) and cost.get("profile") in shipped_profiles():
+    if block_in(raw, "cost").get("profile") in shipped_profiles():
         del raw["cost"]  # of this model and its GPUs
     for line in launch.lines():
         warnings.warn(line, HeadwayWarning, stacklevel=2)
     return launch
 
 
-def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:
+def _follow_hardware(raw: Block, overridden: set[Key]) -> None:
     """Drop a shipped profile that the file names, where an override asks for other hardware.
 
     The hardware's own is then found as where no cost is given.
     """
     hardware = {("gpu",), ("gpu", "name"), ("engine", "tensor_parallel_size")}
-    cost, gpu, engine = raw.get("cost"), raw.get("gpu"), raw.get("engine")
+    cost, gpu, engine = (block_in(raw, name) for name in ("cost", "gpu", "engine"))
     if not overridden & hardware or any(key[0] == "cost" for key in overridden):
         return
-    if not isinstance(cost, dict) or [*cost] != ["profile"]:
+    if [*cost] != ["profile"]:
         return
     from simulator.costs.profile import named_hardware, shipped_profiles
 
-    if cost["profile"] not in shipped_profiles() or not isinstance(gpu, dict):
+    if cost["profile"] not in shipped_profiles() or not isinstance(raw.get("gpu"), dict):
         return
     fitted = named_hardware(cost["profile"])
-    size = engine.get("tensor_parallel_size", 1) if isinstance(engine, dict) else 1
+    size = engine.get("tensor_parallel_size", 1)
     try:
         name = find_gpu(str(gpu.get("name", fitted["gpu"]))).name
     except ValueError:  # told where all values are checked
@@ -391,7 +383,7 @@ def _check_group(groups: list[str], place: str, name: str) -> list[str]:
 
 
 def _override(
-    raw: dict[str, Any], source_map: SourceMap, place: str, name: str, text: str | None
+    raw: Block, source_map: SourceMap, place: str, name: str, text: str | None
 ) -> list[str]:
     """Set one dotted key; return what is wrong with the override."""
     key = tuple(name.strip().split("."))
@@ -416,11 +408,9 @@ def _override(
     return []
 
 
-def _open_blocks(raw: dict[str, Any]) -> None:
+def _open_blocks(raw: Block) -> None:
     """Write out `engine: NAME` and `gpu: NAME`, so that overrides find a block."""
     raw |= open_named_blocks(raw)
-    cluster = raw.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    for group in groups.values() if isinstance(groups, dict) else ():
+    for group in block_in(raw, "cluster", "groups").values():
         if isinstance(group, dict):
             group.update(open_named_blocks(group))

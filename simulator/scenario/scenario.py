@@ -252,7 +252,7 @@ class Scenario(Config):
     def error_at(self, block: str, error: ValueError) -> HeadwayError:
         """Say with file and line what an error about the value at a dotted key blames."""
         faults = field_errors(split_key(block), error)
-        return HeadwayError(map(self._source_map.message, faults))
+        return HeadwayError(map(self._source_map.message, faults), faults)
 
     @property
     def models(self) -> list[str]:

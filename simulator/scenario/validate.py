@@ -11,6 +11,7 @@ from simulator.launch.fields import why_unknown
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
 from simulator.util.errors import FieldError, Key, field_errors, unknown_key
+from simulator.util.yaml_lines import Block
 
 ROUNDS = 5  # of looking for errors that others hide
 
@@ -21,7 +22,7 @@ SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 
 
-def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
+def validate(raw: Block) -> tuple[Scenario | None, list[FieldError]]:
     """Check each key by itself; where some are wrong, let defaults take their place.
 
     What depends on a wrong key can only be seen once that is out of the way: hence the rounds.
@@ -33,12 +34,12 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
         try:
             return Scenario.model_validate(rest), wrong
         except ValueError as error:
-            found = [_explained(*fault) for fault in field_errors((), error)]
+            found = [_explained(fault) for fault in field_errors((), error)]
         # What is wrong now with a block around may be that a wrong key of it was taken out.
-        around = {key[:depth] for key, _ in wrong for depth in range(len(key) + 1)}
-        wrong += [fault for fault in found if fault[0] not in around]
-        for key, _ in found:
-            _remove(rest, key)
+        around = {one.key[:depth] for one in wrong for depth in range(len(one.key) + 1)}
+        wrong += [fault for fault in found if fault.key not in around]
+        for fault in found:
+            _remove(rest, fault.key)
     return None, wrong
 
 
@@ -49,7 +50,7 @@ def _unprintable(value: object, key: Key) -> Iterator[FieldError]:
         yield from _unprintable(name, (*key, str(name)))
         yield from _unprintable(one, (*key, str(name)))
     if isinstance(value, str) and (found := Reader.NON_PRINTABLE.search(value)):
-        yield key, f"has the control character {found[0]!r}"
+        yield FieldError(key, f"has the control character {found[0]!r}", "value")
 
 
 def block_class(key: Key) -> type[Config] | None:
@@ -84,7 +85,7 @@ def known_keys(key: Key) -> list[str]:
     return known
 
 
-def _remove(raw: dict[str, Any], key: Key) -> None:
+def _remove(raw: Block, key: Key) -> None:
     """Take out the value at a key, or the one that the key should have been in."""
     block = raw
     for depth, part in enumerate(key):
@@ -96,10 +97,10 @@ def _remove(raw: dict[str, Any], key: Key) -> None:
             return
 
 
-def _explained(key: Key, what: str) -> FieldError:
+def _explained(fault: FieldError) -> FieldError:
     """Say more of an unknown key."""
-    explains = what.startswith("unknown key") and block_class(key[:-1]) is not None
-    return key, _unknown(key) if explains else what
+    explains = fault.kind == "key" and block_class(fault.key[:-1]) is not None
+    return fault._replace(what=_unknown(fault.key)) if explains else fault
 
 
 def _unknown(key: Key) -> str:

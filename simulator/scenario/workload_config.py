@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from simulator.util.config import Config, Count, PositiveFloat
-from simulator.util.errors import FieldError, HeadwayError, MappingError
+from simulator.util.errors import FieldError, MappingError
 from simulator.util.from_mapping import Field, as_plain, from_mapping
 from simulator.workload.generate import Generator
 from simulator.workload.select import Selection
@@ -137,10 +137,7 @@ class WorkloadConfig(Config):
         if self.trace is None or self.trace.format is not None:
             raise MappingError("columns", "need a trace that names no format")
         assert self.columns is not None
-        try:
-            parse_columns(self.columns)
-        except HeadwayError as error:
-            raise ValueError(str(error)) from None
+        parse_columns(self.columns)
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A scheduler without features passes none of this. Each feature is a folder of `s
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Request, Step
@@ -12,9 +12,18 @@ from simulator.costs.cost_model import CostModel
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.util.errors import Kind
 
-Conflict = tuple[str, str, str]
-"""A key, other keys that it contradicts, and what is wrong."""
+
+class Conflict(NamedTuple):
+    """Keys of a scenario that contradict one another."""
+
+    blamed: str  # a dotted key; "": the message names its own place
+    others: str  # that have a part in it
+    what: str
+    kind: Kind = "unsupported"
+
+
 Need = Callable[..., None]
 """`need(key, entry, otherwise)` raises ValueError where an engine is not as an entry of
 `build/required.json` says, and, with `otherwise`, where its policy has a scheduler of its own.

@@ -37,7 +37,7 @@ FILE_NAME = r"^\w[\w .,+=-]*$"
 def _check_file_name(value: object) -> object:
     if isinstance(value, str) and value and not re.fullmatch(FILE_NAME, value):
         what = "must begin with a letter or digit and have only these, blanks and _ . , + = -"
-        raise MappingError("", f"{what}, not {short_repr(value)}")
+        raise MappingError("", f"{what}, not {short_repr(value)}", "value")
     return value
 
 
@@ -91,7 +91,7 @@ class Config:
 
     def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
         """Say what is wrong with keys that are no attributes."""
-        return [((key,), "unknown key") for key in values]
+        return [FieldError((key,), "unknown key", "key") for key in values]
 
     def _check(self) -> None:
         """Raise ValueError, lines of `key: what is wrong`, about what keys are to one another."""
@@ -156,7 +156,7 @@ def read_named(key: str, example: str) -> Callable[[object], Named]:
             return Named(value)
         if not isinstance(value, dict) or not isinstance(name := value.get(key), str):
             what = f"must be a name or a mapping with a key `{key}` (a name or {example})"
-            raise MappingError("", f"{what}, not {short_repr(value)}")
+            raise MappingError("", f"{what}, not {short_repr(value)}", "value")
         return Named(name, {k: one for k, one in value.items() if k != key}, value)
 
     return read

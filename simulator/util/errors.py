@@ -1,7 +1,10 @@
 """What goes wrong on the user's side, told in one line each: `file:line: field: what is wrong`."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
 
 
 def printable(text: str) -> str:
@@ -11,8 +14,19 @@ def printable(text: str) -> str:
 
 Key = tuple[str, ...]
 """Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
-FieldError = tuple[Key, str]
-"""A key and what is wrong with it."""
+Kind = Literal["key", "value", "model", "memory", "own code", "unsupported"]
+"""A kind of fault. `key`: an unknown key. `value`: a name that nothing has, or a value of another
+type or out of range, whatever the other keys say. `model`: a value that the model does not take.
+`memory`: the model does not fit the GPUs. `own code`: code that the caller does not let run.
+`unsupported`: the engine, the hardware or Headway does not do it with what the other keys say."""
+
+
+class FieldError(NamedTuple):
+    """What is wrong with the value at a key."""
+
+    key: Key
+    what: str
+    kind: Kind = "unsupported"
 
 
 class HeadwayError(ValueError):
@@ -28,20 +42,55 @@ class HeadwayError(ValueError):
         super().__init__("\n".join(self.messages))
 
 
+class TraceFault(NamedTuple):
+    """What is wrong in a trace, and where."""
+
+    path: Path
+    what: str
+    line: int | None = None  # from 1 on; None: the file as a whole
+    field: str = ""  # a column or key; "": none
+
+    def __str__(self) -> str:
+        place = str(self.path) if self.line is None else f"{self.path}:{self.line}"
+        return ": ".join(filter(None, (place, self.field, self.what)))
+
+
+class TraceError(HeadwayError):
+    """A trace cannot be read. The attributes are those of its first fault, `more` the others."""
+
+    def __init__(
+        self, path: Path, what: str, line: int | None = None, field: str = "", *more: TraceFault
+    ) -> None:
+        first = TraceFault(path, what, line, field)
+        super().__init__(map(str, (first, *more)))
+        self.path, self.what, self.line, self.field = first
+        self.more = more
+
+    def __reduce__(self) -> tuple[type["TraceError"], tuple[object, ...]]:
+        return type(self), (self.path, self.what, self.line, self.field, *self.more)
+
+
 class MappingError(ValueError):
     """What is wrong with keys of a mapping; they are those below it, "" the mapping itself."""
 
-    def __init__(self, key: str | Sequence[FieldError], what: str = "") -> None:
-        super().__init__(key, what)
-        self.faults = [(split_key(key), what)] if isinstance(key, str) else [*key]
+    def __init__(
+        self, key: str | Sequence[FieldError], what: str = "", kind: Kind = "unsupported"
+    ) -> None:
+        super().__init__(key, what, kind)
+        self.faults = [FieldError(split_key(key), what, kind)] if isinstance(key, str) else [*key]
+
+    @classmethod
+    def of(cls, wrong: Mapping[str, str], kind: Kind = "unsupported") -> Self:
+        """Make one of what is wrong by key."""
+        return cls([FieldError((key,), what, kind) for key, what in wrong.items()])
 
     @property
     def what(self) -> str:
         """What is wrong in one line, without the keys: for one who gave them by an option."""
-        return "; ".join(what for _, what in self.faults)
+        return "; ".join(fault.what for fault in self.faults)
 
     def __str__(self) -> str:
-        return "\n".join(f"{'.'.join(key)}: {what}" for key, what in self.faults)
+        return "\n".join(f"{'.'.join(fault.key)}: {fault.what}" for fault in self.faults)
 
 
 class ScenarioError(MappingError):
@@ -57,8 +106,19 @@ def field_errors(key: Key, error: ValueError) -> list[FieldError]:
     """Return what an error about the value at `key` blames, by whole keys."""
     if isinstance(error, MappingError):
         above = () if isinstance(error, ScenarioError) else [*key]
-        return [((*above, *below), what) for below, what in error.faults]
-    return [(key, line) for line in str(error).split("\n")]
+        return [fault._replace(key=(*above, *fault.key)) for fault in error.faults]
+    return [FieldError(key, line) for line in str(error).split("\n")]
+
+
+@contextmanager
+def at_key(name: str, kind: type[MappingError] = MappingError) -> Iterator[None]:
+    """Blame the value at a dotted key for what is wrong; a HeadwayError has its place already."""
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except ValueError as error:
+        raise kind(field_errors(split_key(name), error)) from error
 
 
 class NoAnswerError(HeadwayError):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_a
 
 from simulator.util.errors import (
     FieldError,
+    Kind,
     MappingError,
     did_you_mean,
     field_errors,
@@ -146,7 +147,7 @@ def read(kind: Any, value: Any, limits: Limits = NO_LIMITS) -> Any:
         keeps, words = LIMITS[name]
         if not keeps(value, limit):
             shown = f"{float(limit):g}" if plain is float else limit
-            raise MappingError("", f"{words.format(shown, short_repr(given))}")
+            raise MappingError("", words.format(shown, short_repr(given)), "value")
     return plain(value) if "finite" in limits and plain in (int, float) else value
 
 
@@ -158,7 +159,7 @@ def _read_plain(plain: Any, inner: tuple[Any, ...], value: Any) -> Any:
         text = value if isinstance(value, str) and plain in (int, float) else ""
         bare = ", without a unit" if text[:1].isdigit() else ""
         bare = ", without quotes" if text.replace(".", "", 1).isdigit() else bare
-        raise MappingError("", f"must be {WORDS[plain]}{bare}, not {short_repr(value)}")
+        raise MappingError("", f"must be {WORDS[plain]}{bare}, not {short_repr(value)}", "value")
     if plain is list and inner:
         return [*_read_items(inner[0], enumerate(value)).values()]
     return _read_items(inner[1], value.items()) if plain is dict and inner else value
@@ -177,7 +178,8 @@ def _read_one_of(kinds: tuple[Any, ...], value: object, limits: Limits) -> Any:
         return read(plain[type(value)], value, limits)
     words = [WORDS.get(kind, "a mapping of keys") for kind in plain]
     *first, last = words
-    raise MappingError("", f"must be {', '.join(first)} or {last}, not {short_repr(value)}")
+    what = f"must be {', '.join(first)} or {last}, not {short_repr(value)}"
+    raise MappingError("", what, "value")
 
 
 def _read_literal(known: tuple[Any, ...], value: object) -> object:
@@ -186,7 +188,7 @@ def _read_literal(known: tuple[Any, ...], value: object) -> object:
     near = did_you_mean(str(value), (one for one in known if isinstance(one, str)))
     *first, last = map(repr, known)
     listed = f"{', '.join(first)} or {last}" if first else last
-    raise MappingError("", f"must be {listed}, not {short_repr(value)}{near}")
+    raise MappingError("", f"must be {listed}, not {short_repr(value)}{near}", "value")
 
 
 def _read_items(kind: Any, items: Iterable[tuple[Any, object]]) -> dict[Any, Any]:
@@ -213,25 +215,27 @@ def as_plain(value: Any, exclude_unset: bool = False) -> Any:
     return [as_plain(one, exclude_unset) for one in value] if isinstance(value, list) else value
 
 
-Check = tuple[bool, str, str]
-"""Whether a value is wrong, its key, and what is wrong with it."""
+Check = tuple[bool, str, str] | tuple[bool, str, str, Kind]
+"""Whether a value is wrong, its key, what is wrong with it, and of what kind that is."""
 
 
 def raise_if(*checks: Check, others: Iterable[FieldError] = ()) -> None:
     """Raise a MappingError of all checks that are true, and of `others` beside them."""
-    if faults := [*((split_key(key), what) for wrong, key, what in checks if wrong), *others]:
+    found = (FieldError(split_key(check[1]), *check[2:]) for check in checks if check[0])
+    if faults := [*found, *others]:
         raise MappingError(faults)
 
 
 def check_range(name: str, value: float, low: float, high: float) -> Check:
     """Check for `raise_if` that a number is from `low` to `high`; NaN is not."""
-    return not low <= value <= high, name, f"must be from {low:g} to {high:g}, not {value}"
+    return not low <= value <= high, name, f"must be from {low:g} to {high:g}, not {value}", "value"
 
 
 def check_least(name: str, value: float, low: float, of: str = "") -> Check:
     """Check for `raise_if` that a number is at least `low`, which the key `of` may give."""
     least = f"{of} ({low:g})" if of else f"{low:g}"
-    return value < low, name, f"must be at least {least}, not {value}"
+    kind: Kind = "unsupported" if of else "value"
+    return value < low, name, f"must be at least {least}, not {value}", kind
 
 
 def parse_faults(name: str, make: Callable[[S], object], value: S) -> list[FieldError]:
@@ -259,8 +263,8 @@ def from_mapping(cls: type[T], values: Any) -> T:
     values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
     found, faults = read_keys(known, values)
     named = [key for key, field in known.items() if field.description] or known
-    unknown = [((key,), unknown_key(key, named)) for key in values if key not in known]
-    if faults := [*unknown, *faults]:
+    unknown = {key: unknown_key(key, named) for key in values if key not in known}
+    if faults := [*MappingError.of(unknown, "key").faults, *faults]:
         raise MappingError(faults + _other_errors(cls, known, values, found))
     try:
         return cls(**found)
@@ -278,7 +282,7 @@ def check_mapping(value: object, known: Mapping[str, FieldInfo]) -> None:
         pairs = pairs or [(key, f"<{of.description}>") for key, of in known.items()][:1]
         example = _as_yaml(dict(pairs[:2])).replace("'", "")
         what = f"must be a mapping of keys, as {example}, not {short_repr(value)}"
-        raise MappingError("", what)
+        raise MappingError("", what, "value")
 
 
 def from_kind(kinds: Mapping[str, type[T]], values: Any) -> T:
@@ -291,7 +295,7 @@ def from_kind(kinds: Mapping[str, type[T]], values: Any) -> T:
     if not isinstance(kind, str) or kind not in kinds:
         given = "is missing" if kind is None else f"{short_repr(kind)} is unknown"
         near = did_you_mean(str(kind), kinds)
-        raise MappingError("kind", f"{given}; there are {', '.join(kinds)}{near}")
+        raise MappingError("kind", f"{given}; there are {', '.join(kinds)}{near}", "value")
     return from_mapping(kinds[kind], {key: values[key] for key in values if key != "kind"})
 
 
@@ -313,7 +317,7 @@ def read_keys(
             if name in values:
                 found[name] = read(field.kind, values[name], {**limits, **field.limits})
             elif field.default is dataclasses.MISSING:
-                faults.append(((name,), f"is missing{meaning}"))
+                faults.append(FieldError((name,), f"is missing{meaning}"))
             else:
                 found[name] = field.default
         except ValueError as error:
@@ -324,10 +328,10 @@ def read_keys(
 def _explain(known: Mapping[str, FieldInfo], faults: Iterable[FieldError]) -> list[FieldError]:
     """Add to the faults of numbers what their keys mean, unless they say it or guess at a slip."""
     found = []
-    for key, what in faults:
-        field = known.get(key[0]) if key else None
-        unit = "" if field is None or what.endswith((")", "?")) else field.unit
-        found.append((key, what + unit))
+    for fault in faults:
+        field = known.get(fault.key[0]) if fault.key else None
+        unit = "" if field is None or fault.what.endswith((")", "?")) else field.unit
+        found.append(fault._replace(what=fault.what + unit))
     return found
 
 
@@ -347,7 +351,7 @@ def _other_errors(
     try:
         cls(**{**rest, **found})
     except ValueError as error:
-        return _explain(known, [f for f in field_errors((), error) if f[0][0] in found])
+        return _explain(known, [f for f in field_errors((), error) if f.key[0] in found])
     except (TypeError, AttributeError):  # 1 is no value of the wrong key's type
         return []
     return []

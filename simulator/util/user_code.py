@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import HeadwayError, MappingError, did_you_mean, one_line
 
 NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
 """The environment variable that, where it is set and not empty, refuses users' code. Workers
@@ -32,6 +32,12 @@ def search_in(folder: Path) -> None:
     for path in (str(folder.resolve()), os.getcwd()):
         if path not in sys.path:
             sys.path.append(path)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], form: str) -> MappingError:
+    """Say that nothing shipped has a name, and what there is beside the user's own of a form."""
+    there = f"there are {', '.join(known)}, or package.module:{form}"
+    return MappingError("", f"no {what} {name!r}; {there}{did_you_mean(name, known)}", "value")
 
 
 def load_user_code(name: str, folder: Path) -> Any:

@@ -31,6 +31,17 @@ _MISREAD = {
 _BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
 
 
+Block = dict[str, Any]
+"""Keys and values as a file holds them, before they are checked."""
+
+
+def block_in(raw: object, *names: str) -> Block:
+    """Return the block at a key of what a file holds; {} where there is none."""
+    for name in names:
+        raw = raw.get(name) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}
+
+
 class SourceMap:
     """Where each value of a file comes from, in the words of an error message."""
 
@@ -63,8 +74,8 @@ class SourceMap:
 
     def message(self, fault: FieldError) -> str:
         """Say what is wrong in one line: `file:line: key: what`."""
-        key, what = fault
-        return ": ".join([self.location(key), *([".".join(key)] if key else []), what])
+        key = fault.key
+        return ": ".join([self.location(key), *([".".join(key)] if key else []), fault.what])
 
 
 class _Composer(Composer):

@@ -5,7 +5,6 @@ stream each, all from one seed: to change one of them leaves the others as they 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor
@@ -14,7 +13,7 @@ from typing import Annotated
 import numpy as np
 
 from simulator.util.config import Count, NonNegativeFinite, Share
-from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors
+from simulator.util.errors import FieldError, at_key
 from simulator.util.from_mapping import (
     Check,
     Field,
@@ -161,7 +160,7 @@ class Generator(ArrivalProcess):
         given = {"input_len": self.input_len, "output_len": self.output_len}
         names = [key for key, value in given.items() if value is not None]
         names += ["range_ratio"] if self.range_ratio else []
-        return [((name,), "cannot be given with lengths") for name in names]
+        return [FieldError((name,), "cannot be given with lengths") for name in names]
 
 
 def _weights(clients: Clients) -> Mapping[str, float]:
@@ -356,14 +355,3 @@ def draw_lengths(
     u = rng["output"].random(spec.num_prompts)
     with at_key("output_len"):
         return new, laws.token_counts(output_lengths(spec), u, load)
-
-
-@contextmanager
-def at_key(name: str) -> Iterator[None]:
-    """Blame a key for what is wrong with what it draws from."""
-    try:
-        yield
-    except HeadwayError:
-        raise
-    except ValueError as error:
-        raise MappingError(field_errors((name,), error)) from None

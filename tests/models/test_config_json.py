@@ -313,7 +313,7 @@ def test_what_is_wrong_has_its_key() -> None:
     """Every fault of a config, and the first of a key that has two."""
     with pytest.raises(MappingError) as caught:
         spec_of("m", {"model_type": "llama", "hidden_size": "9", "torch_dtype": "int3"})
-    keys = [key for key, _ in caught.value.faults]
+    keys = [fault.key for fault in caught.value.faults]
     assert keys[0] == ("hidden_size",)
     assert {("num_hidden_layers",), ("torch_dtype",)} <= {*keys}
     assert len({*keys}) == len(keys)

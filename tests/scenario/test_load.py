@@ -228,7 +228,30 @@ def test_what_is_wrong_is_there_by_its_keys() -> None:
     wrong = {"model": "llama-3-8b", "engine": {"block_size": 0}, "gpu": {"name": "H1"}}
     with pytest.raises(HeadwayError) as caught:
         load_scenario(wrong)
-    faults = dict(caught.value.faults)
-    assert faults.keys() == {("engine", "block_size"), ("gpu", "name")}
-    lines = {f"scenario: {'.'.join(key)}: {what}" for key, what in faults.items()}
+    faults = caught.value.faults
+    assert [fault.key for fault in faults] == [("engine", "block_size"), ("gpu", "name")]
+    assert [fault.kind for fault in faults] == ["value", "value"]
+    lines = {f"scenario: {'.'.join(fault.key)}: {fault.what}" for fault in faults}
     assert lines == {*caught.value.messages}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("engine.max_seqs", "1", "key"),
+        ("engine.max_num_seqs", "0", "value"),
+        ("engine.scheduling_policy", "fcsf", "value"),
+        ("gpu.name", "H1", "value"),
+        ("model", "lama", "value"),
+        ("engine.tensor_parallel_size", "3", "model"),
+        ("workload.input_len", "9000", "model"),
+        ("model", "llama-3-70b", "memory"),
+        ("engine.reserve_output_tokens", "8", "unsupported"),
+    ],
+)
+def test_a_fault_has_a_kind(key: str, value: str, kind: str) -> None:
+    """So that a plan can stop at what is misspelt, and pass over what one candidate cannot have."""
+    base = {"model": "llama-3-8b", "engine": {"allocation": "contiguous"}}
+    with pytest.raises(HeadwayError) as caught:
+        load_scenario(base, [f"{key}={value}"])
+    assert {fault.kind for fault in caught.value.faults} == {kind}

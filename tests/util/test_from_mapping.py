@@ -80,10 +80,10 @@ def test_an_error_within_has_the_whole_path() -> None:
     """Also where it is about the value itself."""
     read = partial(from_mapping, Queue)
     assert parse_faults("queue", read, {"rate": 0}) == [
-        (("queue", "rate"), "0 is not above 0 (1/s)")
+        (("queue", "rate"), "0 is not above 0 (1/s)", "unsupported")
     ]
     assert parse_faults("queue", read, 3) == [
-        (("queue",), "must be a mapping of keys, as {places: 1}, not 3")
+        (("queue",), "must be a mapping of keys, as {places: 1}, not 3", "value")
     ]
     assert parse_faults("queue", read, {"rate": 1}) == []
 

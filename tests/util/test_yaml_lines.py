@@ -9,7 +9,13 @@ import pytest
 import yaml
 
 from simulator.util import yaml_lines
-from simulator.util.errors import HeadwayError, MappingError, ScenarioError, field_errors
+from simulator.util.errors import (
+    FieldError,
+    HeadwayError,
+    MappingError,
+    ScenarioError,
+    field_errors,
+)
 from simulator.util.yaml_lines import SourceMap, dump_yaml, parse, read_text
 
 
@@ -126,25 +132,27 @@ def test_files_that_are_no_text_are_told(tmp_path: Path):
 def test_a_fault_is_told_at_the_nearest_place():
     """The key's own line, or that of the block it should be in, or just the file."""
     source_map = SourceMap("f.yaml", {("a",): 3, ("a", "b"): 4})
-    assert source_map.message((("a", "b"), "is bad")) == "f.yaml:4: a.b: is bad"
-    assert source_map.message((("a", "c", "d"), "is bad")) == "f.yaml:3: a.c.d: is bad"
-    assert source_map.message((("z",), "is bad")) == "f.yaml: z: is bad"
+    assert source_map.message(FieldError(("a", "b"), "is bad")) == "f.yaml:4: a.b: is bad"
+    assert source_map.message(FieldError(("a", "c", "d"), "is bad")) == "f.yaml:3: a.c.d: is bad"
+    assert source_map.message(FieldError(("z",), "is bad")) == "f.yaml: z: is bad"
     source_map.override(("a",), "--set a={}")
-    assert source_map.message((("a", "b"), "is bad")) == "--set a={}: a.b: is bad"
+    assert source_map.message(FieldError(("a", "b"), "is bad")) == "--set a={}: a.b: is bad"
     assert [source_map.line(key) for key in [("a", "b"), ("z",)]] == [inf, 0]
 
 
 def test_an_error_is_taken_apart_into_faults():
     """Keys of a mapping are below its own, those of a scenario whole; others blame the value."""
-    error = MappingError([(("low", "0"), "is bad"), ((), "must be a mapping")])
+    whole = FieldError((), "must be a mapping", "value")
+    error = MappingError([FieldError(("low", "0"), "is bad"), whole])
     assert field_errors(("a",), error) == [
-        (("a", "low", "0"), "is bad"),
-        (("a",), "must be a mapping"),
+        (("a", "low", "0"), "is bad", "unsupported"),
+        (("a",), "must be a mapping", "value"),
     ]
     assert str(error) == "low.0: is bad\n: must be a mapping"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert field_errors(("a",), ScenarioError("b.c", "is bad")) == [(("b", "c"), "is bad")]
-    assert field_errors(("a",), ValueError("low: is bad\nall")) == [
+    (inside,) = field_errors(("a",), ScenarioError("b.c", "is bad", "model"))
+    assert inside == (("b", "c"), "is bad", "model")
+    assert [fault[:2] for fault in field_errors(("a",), ValueError("low: is bad\nall"))] == [
         (("a",), "low: is bad"),
         (("a",), "all"),
     ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.cli.main import main
 from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.detect import detect_format
 from simulator.workload.traces.fields import LONGEST, parse_columns, propose, source, units_in
@@ -135,7 +135,7 @@ def test_databricks_dates_requests_by_their_request_time(put):
     ],
 )
 def test_a_wrong_mapping_is_told(put, text, wrong):
-    with pytest.raises(HeadwayError, match="columns: ") as caught:
+    with pytest.raises(MappingError, match="columns: ") as caught:
         read_trace(put(OWN + ROWS), columns=text)
     assert wrong in str(caught.value)
 

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from headway.cli.main import main
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, MappingError
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import comes_in_pieces, read_pieces
 
@@ -96,7 +96,7 @@ def test_an_encoding_may_be_told(put, capsys, monkeypatch):
     assert pieces == ["Möller", "Müller"]
     assert main(["trace", "describe", str(path), "--encoding", "cp1252"]) == 0
     assert "Möller" in capsys.readouterr().out
-    with pytest.raises(HeadwayError, match="encoding: 'cp0' is none that Python knows"):
+    with pytest.raises(MappingError, match="encoding: 'cp0' is none that Python knows"):
         read_trace(path, encoding="cp0")
 
 

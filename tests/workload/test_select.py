@@ -133,7 +133,8 @@ def test_impossible_selections_are_refused_all_at_once():
     """Every option that cannot be is told; so is nothing left."""
     with pytest.raises(MappingError) as caught:
         select(plain(0.0), Selection(skip=-1, limit=0, rate_scale=0.0, repeat=0))
-    assert [key for (key,), _ in caught.value.faults] == ["skip", "limit", "rate_scale", "repeat"]
+    keys = [fault.key[0] for fault in caught.value.faults]
+    assert keys == ["skip", "limit", "rate_scale", "repeat"]
     with pytest.raises(HeadwayError, match="plain: no request is left"):
         select(plain(0.0), Selection(skip=1))
 

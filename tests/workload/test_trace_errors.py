@@ -1,6 +1,7 @@
 """What is wrong with a trace is told by file, line and column, all of it at once."""
 
 import gzip
+import pickle
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, MappingError, TraceError
 from simulator.workload.traces import FORMATS, read_trace
 from simulator.workload.traces.documents import Row, json_objects
 from simulator.workload.traces.fields import NO_DATE
@@ -31,9 +32,9 @@ PLACE = "2023-11-16 18:15:46"
 
 def complaints(path: Path, *args: str, **options: object) -> list[str]:
     """Return what is wrong with a file, without its name."""
-    with pytest.raises(HeadwayError) as caught:
+    with pytest.raises((TraceError, MappingError)) as caught:
         read_trace(path, *args, **options)
-    return [message.removeprefix(f"{path}:") for message in caught.value.messages]
+    return [message.removeprefix(f"{path}:") for message in str(caught.value).split("\n")]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +256,20 @@ def test_unknown_missing_and_empty(put, tmp_path):
     assert complaints(put(AZURE), "bogus")[0].startswith("format: 'bogus' is not known")
 
 
+def test_a_place_is_data(put):
+    """File, line and field of every fault can be read without a look at the message."""
+    path = put(f"{HEAD}{PLACE},abc,1\n{PLACE},2,-1\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert (error.path, error.line, error.field) == (path, 3, "ContextTokens")
+        assert error.more == ((path, "'-1' is negative", 4, "GeneratedTokens"),)
+        assert error.messages[0] == f"{path}:3: ContextTokens: {error.what}"
+    with pytest.raises(TraceError) as caught:
+        read_trace(path.with_name("nothing"))
+    assert (caught.value.line, caught.value.field, caught.value.more) == (None, "", ())
+
+
 def test_lines_are_counted_of_objects_that_span_some(put):
     """One after the other, in a page, in a list, and after blank lines."""
     text = '\n{"data": [\n{"a": 0},\n3]}\n{"c":\n1} {"d": 2}\n[{"e": 3},\n{"f": 4}]\n'
@@ -263,7 +278,7 @@ def test_lines_are_counted_of_objects_that_span_some(put):
     found = json_objects(path, problems, lambda one: ("data",) if "data" in one else None)
     lines = [(line, *one) for line, one in found]
     assert lines == [(3, "a"), (5, "c"), (6, "d"), (7, "e"), (8, "f")]
-    assert problems.messages == [f"{path}:4: line: not a JSON object"]
+    assert problems.faults == [(path, "not a JSON object", 4, "line")]
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,12 @@ class Speculative(Scheduler):
         elif self.rules.reserves_draft_slots:
             self.max_num_scheduled_tokens -= speculation.draft_slots * self.max_num_seqs
             if self.max_num_scheduled_tokens <= 0:
-                raise ScenarioError(
-                    "engine.max_num_batched_tokens", "the slots of the drafts take all of it"
-                )
+                what = "the slots of the drafts take all of it"
+                raise ScenarioError("engine.max_num_batched_tokens", what)
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
-            raise ScenarioError(
-                "engine.long_prefill_token_threshold",
-                f"{self.long_prefill_token_threshold} would cut off "
-                f"drafts: must be 0 or more than num_speculative_tokens ({self.most_drafts})",
-            )
+            what = f"{self.long_prefill_token_threshold} would cut off drafts: must be 0 or more "
+            what += f"than num_speculative_tokens ({self.most_drafts})"
+            raise ScenarioError("engine.long_prefill_token_threshold", what)
 
     def accepted(self, request: Request) -> Sequence[int]:
         """Return how many drafts are accepted at each position of a request's answer."""

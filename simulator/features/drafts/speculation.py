@@ -34,7 +34,8 @@ class Speculation(Feature):
         seqs = engine.max_num_seqs * (1 + k)
         if k and tokens < seqs:
             what = f"with k drafts needs max_num_batched_tokens >= max_num_seqs x (1 + k) ({seqs})"
-            yield "engine.enable_lora", "engine.max_num_batched_tokens", f"{what}, not {tokens}"
+            what += f", not {tokens}"
+            yield Conflict("engine.enable_lora", "engine.max_num_batched_tokens", what)
 
     @classmethod
     def cost(cls, inner: CostModel, engine: EngineSizes, model: ModelSpec, gpu: Gpu) -> CostModel:

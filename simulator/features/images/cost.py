@@ -87,10 +87,8 @@ def encoder_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, gpus: int) -> Enc
     """Put what encoding takes by roofline on an engine's cost; ValueError of a model unknown."""
     vision = model.vision
     if vision is None:
-        raise ScenarioError(
-            "engine.multimodal_config.encoder_seconds",
-            f"must be given: the config.json of {model.name} has no vision_config that is known",
-        )
+        what = f"must be given: the config.json of {model.name} has no vision_config that is known"
+        raise ScenarioError("engine.multimodal_config.encoder_seconds", what)
     share = efficiency_of(gpu)
     rows = [2**n for n in range(18)]
     times = []

@@ -42,10 +42,10 @@ class Lora(Feature):
     def conflicts(cls, engine: EngineConfig) -> Iterator[Conflict]:
         for key in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_bandwidth"):
             if engine.is_given(key) and not engine.enable_lora:
-                yield f"engine.{key}", "engine.enable_lora", "needs enable_lora: true"
+                yield Conflict(f"engine.{key}", "engine.enable_lora", "needs enable_lora: true")
         if engine.max_cpu_loras is not None and engine.max_cpu_loras < engine.max_loras:
             what = f"must be at least max_loras ({engine.max_loras}), not {engine.max_cpu_loras}"
-            yield "engine.max_cpu_loras", "engine.max_loras", what
+            yield Conflict("engine.max_cpu_loras", "engine.max_loras", what)
 
     @classmethod
     def of(cls, engine: EngineConfig, model: ModelSpec) -> Self:

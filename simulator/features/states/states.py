@@ -32,10 +32,10 @@ class States(Feature):
     def conflicts(cls, engine: EngineConfig) -> Iterator[Conflict]:
         if engine.mamba_cache_mode == "align" and not engine.enable_prefix_caching:
             what = "align needs enable_prefix_caching: true"
-            yield "engine.mamba_cache_mode", "engine.enable_prefix_caching", what
+            yield Conflict("engine.mamba_cache_mode", "engine.enable_prefix_caching", what)
         if engine.mamba_cache_mode == "align" and not engine.enable_chunked_prefill:
             what = "must be true: states are cached at the ends of chunks"
-            yield "engine.enable_chunked_prefill", "engine.mamba_cache_mode", what
+            yield Conflict("engine.enable_chunked_prefill", "engine.mamba_cache_mode", what)
 
     @classmethod
     def of(cls, engine: EngineConfig, model: ModelSpec) -> Self:

@@ -104,11 +104,8 @@ class AsyncScheduler(Scheduler):
     def __init__(self, blocks: BlockCounter, **options: Unpack[Options]) -> None:
         super().__init__(blocks, **options)
         if self.swap_space.free:
-            raise ScenarioError(
-                "engine.preemption_mode",
-                "swap cannot be used with async_scheduling: a request may then be "
-                "preempted while it is computed",
-            )
+            what = "swap cannot be used with async_scheduling: a request may then be preempted "
+            raise ScenarioError("engine.preemption_mode", f"{what}while it is computed")
         blocks.delay = 1
         self.in_flight: deque[BatchInFlight] = deque()
         self._tells_blocks = type(blocks).begin_step is not BlockCounter.begin_step

@@ -59,7 +59,7 @@ def json_keys(path: Path, names: Sequence[str], cells: Collection[str] = ()) -> 
 def read_csv(
     path: Path, form: Format, sources: Sources | None = None, *, named: bool = False
 ) -> Table:
-    """Read a CSV by the names in its header; HeadwayError names every line that is wrong.
+    """Read a CSV by the names in its header; TraceError names every line that is wrong.
 
     A column of arrivals may be missing where `sources` says so by a name "". `named`: by the user.
     """

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import TraceError
 from simulator.workload.traces import documents, fields
 from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.format import Head
@@ -15,7 +15,7 @@ from simulator.workload.traces.formats.named import first_request
 def detect_format(path: Path, option: str = "--columns ") -> str:
     """Tell the format of a trace by how it begins.
 
-    A `timed_trace` of others cannot be told from `mooncake` and is called that. Raises HeadwayError
+    A `timed_trace` of others cannot be told from `mooncake` and is called that. Raises TraceError
     if it is no known format: with the mapping of columns that may be meant, as `option` takes it.
     """
     if not path.exists():
@@ -29,24 +29,23 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     begins = " ".join((*head.first, line[:5000]))
     for pattern, what in NO_REQUESTS.items():
         if re.search(pattern, begins):
-            raise HeadwayError(f"{path}:{number}: format: {what}")
+            raise TraceError(path, what, number, "format")
     names = head.columns or [name for name in first_request(head) if "." not in name]
-    for file in (path, path.name):  # the whole path where there is room for it
-        start = f"{file}:{number}: format: not known{{}}; try "
-        if meant := _proposal(names, option, start):
-            raise HeadwayError(meant)
+    for file in (path, Path(path.name)):  # the whole path where there is room for it
+        if meant := _proposal(names, option, f"{file}:{number}: format: "):
+            raise TraceError(file, meant, number, "format")
     if not fields.find_fields(names).keys().isdisjoint(fields.NEEDED):
-        fields.check_needed(fields.find_fields(names), f"{path}:{number}")
+        fields.check_needed(fields.find_fields(names), path, number)
     begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
     known = ", ".join(FORMATS) + f"; or name columns, as {option}arrival=t,prompt=n,output=m"
-    raise HeadwayError(f"{path}:{number}: format: {begins} no known format. Known are: {known}")
+    raise TraceError(path, f"{begins} no known format. Known are: {known}", number, "format")
 
 
-def _proposal(names: Iterable[str], option: str, start: str) -> str:
-    """Return a line that says which `columns` to try, at most LONGEST characters; "" for none."""
+def _proposal(names: Iterable[str], option: str, place: str) -> str:
+    """Say which `columns` to try, in LONGEST characters at most with the place; "" for none."""
     for told in ("", " (no column of arrivals: all would come at once)"):
-        begins = start.format(told)
-        room = fields.LONGEST - len("headway: error: ") - len(begins)
+        begins = f"not known{told}; try "
+        room = fields.LONGEST - len("headway: error: ") - len(place) - len(begins)
         meant = fields.propose(names, option, room)
         if meant and (told or "arrival=" in meant):
             return begins + meant
@@ -64,6 +63,6 @@ def _head(path: Path, line: str) -> Head:
             return Head(line=line)  # a log's line in brackets
         next(documents.json_values(path, documents.read_text(path)), None)  # says what is wrong
     if first in ([], {}, {"data": []}):
-        raise HeadwayError(f"{path}:1: line: no requests in it")
+        raise TraceError(path, "no requests in it", 1, "line")
     first = first[0] if isinstance(first, list) else first
     return Head(first=first if isinstance(first, dict) else {})

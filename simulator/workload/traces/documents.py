@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import TraceError, one_line
 from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json, parse_value, skip_blanks
 from simulator.workload.traces.fields import PATTERNS
@@ -43,7 +43,7 @@ def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
     number = 1
     check_regular(path)  # besides, a trace is read more than once
     if path.suffix.lower() == ".parquet" and not parquet_names(path):
-        raise HeadwayError(f"{path}: is not Parquet: does not begin with PAR1")
+        raise TraceError(path, "is not Parquet: does not begin with PAR1")
     for text in text_blocks(path, size):
         whole = text.removesuffix("\n") + "\n"
         yield number, whole.removeprefix(BOM) if number == 1 else whole
@@ -93,12 +93,12 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def first_line(path: Path) -> tuple[int, str]:
-    """Return the first line that is not blank and its number, or raise HeadwayError."""
+    """Return the first line that is not blank and its number, or raise TraceError."""
     for number, text in line_blocks(path, FIRST_BLOCK):
         if body := text.lstrip():
             blank = text.count("\n", 0, len(text) - len(body))
             return number + blank, body[: body.find("\n")].rstrip()
-    raise HeadwayError(f"{path}:1: the file is empty: it has no request")
+    raise TraceError(path, "the file is empty: it has no request", 1)
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 number += 1
                 yield number, row
     except (OSError, ValueError) as error:  # pyarrow's errors are of these
-        raise HeadwayError(f"{path}:{number + 1}: cannot be read: {one_line(error)}") from None
+        raise TraceError(path, f"cannot be read: {one_line(error)}", number + 1) from None
 
 
 def _open(path: Path) -> Any:
@@ -137,7 +137,7 @@ def _open(path: Path) -> Any:
     try:
         return ParquetFile(path)
     except (OSError, ValueError) as error:
-        raise HeadwayError(f"{path}: cannot be read: {one_line(error)}") from None
+        raise TraceError(path, f"cannot be read: {one_line(error)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -146,15 +146,15 @@ def read_text(path: Path) -> str:
 
 
 def json_values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Yield where each JSON value of a text begins, and it; HeadwayError names a damaged line."""
+    """Yield where each JSON value of a text begins, and it; TraceError names a damaged line."""
     at = skip_blanks(text, 0)
     if at == len(text):
-        raise HeadwayError(f"{path}:1: the file is empty: it has no request")
+        raise TraceError(path, "the file is empty: it has no request", 1)
     while at < len(text):
         try:
             value, end = parse_value(text, at)
         except json.JSONDecodeError as error:
-            raise HeadwayError(f"{path}:{error.lineno}: line: bad JSON: {error.msg}") from None
+            raise TraceError(path, f"bad JSON: {error.msg}", error.lineno, "line") from None
         yield at, value
         at = end
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.util.errors import HeadwayError, did_you_mean
+from simulator.util.errors import MappingError, TraceError, did_you_mean
 from simulator.util.yaml_lines import read_own
 
 NAMES: Any = read_own(Path(__file__).with_name("names.yaml"))
@@ -132,36 +132,37 @@ def lacks(fields: Iterable[str]) -> list[str]:
     return [field for field in NEEDED if field not in there]
 
 
-def check_needed(sources: Iterable[str], place: str) -> None:
-    """Raise HeadwayError unless it is told when each request came and how long it was."""
+def check_needed(sources: Iterable[str], path: Path, line: int) -> None:
+    """Raise TraceError unless it is told when each request came and how long it was."""
     if lacking := lacks(sources):
         names = ", ".join(FIELDS[field][0] for field in lacking)
         fields = ", ".join(lacking)
-        raise HeadwayError(f"{place}: lacks a column of each request's {fields} ({names})")
+        raise TraceError(path, f"lacks a column of each request's {fields} ({names})", line)
 
 
-def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> dict[str, Source]:
+def parse_columns(given: str | Mapping[str, str]) -> dict[str, Source]:
     """Read `arrival=timestamp,prompt=prompt_tokens`, or a mapping that says the same.
 
     A time's unit is told by `:ms` behind its column, or by the column's name (`start_ms`).
-    HeadwayError for fields that there are not.
+    MappingError for fields that there are not.
     """
     if isinstance(given, str):
         pairs = [part.partition("=") for part in given.split(",") if part.strip()]
         if wrong := [one for one, equals, name in pairs if not equals or not name.strip()]:
-            raise HeadwayError(f"{option}: {wrong[0]!r} must be FIELD=COLUMN, as arrival=start_ms")
+            what = f"{wrong[0]!r} must be FIELD=COLUMN, as arrival=start_ms"
+            raise MappingError("columns", what, "value")
         fields = [field.strip() for field, _, _ in pairs]
         if twice := [field for field in dict.fromkeys(fields) if fields.count(field) > 1]:
-            raise HeadwayError(f"{option}: {twice[0]}: is given twice")
+            raise MappingError("columns", f"{twice[0]}: is given twice", "value")
         given = {field.strip(): name.strip() for field, _, name in pairs}
     if "prefix_group" in given and "prefix" not in given:
         given = {"prefix" if k == "prefix_group" else k: name for k, name in given.items()}
     for field in given:
         if field not in FIELDS:
-            near = did_you_mean(field, FIELDS)
-            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {TELLABLE}")
+            what = f"not a field{did_you_mean(field, FIELDS)}; there are {TELLABLE}"
+            raise MappingError("columns", f"{field}: {what}", "value")
     if given.get("prompt", "prompt") == given.get("output", "output"):
-        raise HeadwayError(f"{option}: prompt and output: are both {given['prompt']!r}")
+        raise MappingError("columns", f"prompt and output: are both {given['prompt']!r}", "value")
     return {field: _source(field, name) for field, name in given.items()}
 
 
@@ -229,10 +230,13 @@ def units_in(number: float) -> float:
     return 1.0
 
 
-def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str] | None:
+def wrong_century(
+    times: npt.NDArray[Any], per_second: float, column: str
+) -> tuple[int, str] | None:
     """Return the place of a time that no request can have come at, and why; None: there is none.
 
-    A time after 2100, or before 1970, or one before 1980 among dates after 2000.
+    A time after 2100, or before 1970, or one before 1980 among dates after 2000. `column` is said
+    to have another unit, as arrival=NAME; "": none can be said.
     """
     seconds = times / per_second
     dated = (seconds > DATES[0]) & (seconds < DATES[1])
@@ -245,8 +249,9 @@ def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str]
     for k in np.flatnonzero(seconds >= DATES[1])[:1].tolist():
         for unit in ("ms", "us", "ns"):
             if DATES[0] < times[k] / UNITS[unit] < DATES[1]:
-                others = "others are of this century" if dated.any() else f"say arrival=NAME:{unit}"
-                return k, f"{year(k)}: its unit is {unit}, {others}"
+                more = f", say {column}:{unit}" if column else ""
+                more = ", others are of this century" if dated.any() else more
+                return k, f"{year(k)}: its unit is {unit}{more}"
         return k, year(k)
     for k in np.flatnonzero(seconds < (EARLIEST if dated.any() else 0))[:1].tolist():
         return k, year(k) + (", others after 2000" if dated.any() else "")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import TraceError, TraceFault
 from simulator.workload.traces.fields import PATTERNS, Sources, used_as
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints, Requests, rows_of
@@ -133,7 +133,7 @@ class Format:
         return any(names.issuperset(one.split(", ")) for one in self.known_by)
 
     def read(self, path: Path, **options: Any) -> Table:
-        """Read a file; HeadwayError with all that is wrong in it, see `Problems`."""
+        """Read a file; TraceError with all that is wrong in it, see `Problems`."""
         found: Table = reader(self.read_by)(path, self, **options)
         return found
 
@@ -150,7 +150,7 @@ class Problems:
 
     path: Path
     count: int = 0
-    messages: list[str] = field(default_factory=list)
+    faults: list[TraceFault] = field(default_factory=list)
     kinds: set[tuple[str, str]] = field(default_factory=set)  # columns and what is wrong with them
     notes: Counter[str] = field(default_factory=Counter)  # what changes the load, with its counts
 
@@ -160,19 +160,23 @@ class Problems:
         if len(self.kinds) < 2:  # as long as all may be alike
             self.kinds.add((column, re.sub(r"^('.*'|\".*\"|\S+) ", "", wrong)))
         if self.count <= MAX_MESSAGES:
-            self.messages.append(f"{self.path}:{line}: {column}: {wrong}")
+            self.faults.append(TraceFault(self.path, wrong, line, column))
         return self.count - 1
 
     def extend(self, number: int, more: str) -> None:
         """Add to what a problem says, if it is one of those that are told."""
-        if number < len(self.messages):
-            self.messages[number] += more
+        if number < len(self.faults):
+            fault = self.faults[number]
+            self.faults[number] = fault._replace(what=fault.what + more)
 
     def stop(self) -> None:
-        """Raise HeadwayError with all problems, if there are any; many that are alike as one."""
+        """Raise TraceError with all problems, if there are any; many that are alike as one."""
         if self.count > MAX_ALIKE and len(self.kinds) == 1:
-            self.messages = [f"{self.messages[0]}, and so in {self.count - 1:,} more places"]
+            self.extend(0, f", and so in {self.count - 1:,} more places")
+            del self.faults[1:]
         elif self.count > MAX_MESSAGES:
-            self.messages.append(f"{self.path}: ... and {self.count - MAX_MESSAGES} more")
-        if self.count:
-            raise HeadwayError(self.messages)
+            rest = f"... and {self.count - MAX_MESSAGES} more"
+            self.faults.append(TraceFault(self.path, rest))
+        if self.faults:
+            first, *more = self.faults
+            raise TraceError(*first, *more)

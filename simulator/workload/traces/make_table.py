@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, warn
+from simulator.util.errors import TraceError, warn
 from simulator.workload.prefixes import prefix_columns, read_prefixes
 from simulator.workload.select import is_output, renumbered
 from simulator.workload.traces.fields import NOTED, SPANS, plain_words
@@ -44,7 +44,7 @@ def make_table(
 
     A request without output tokens, or that is said to have failed, is left out and counted, as
     are `unread` others; the latter is one of `lost`, where its arrival is told. One that broke off
-    in a run of Headway's stays: it says what was asked for. HeadwayError where times contradict
+    in a run of Headway's stays: it says what was asked for. TraceError where times contradict
     each other; `place` has the requests' lines.
     """
     both = {"arrival", "end", "e2el"} <= columns.keys() and units["arrival"] == units["end"]
@@ -55,7 +55,7 @@ def make_table(
         columns["arrival"] = columns["end"] - columns["e2el"] * units["end"]
         units["arrival"] = units["end"]
         if (lacking := np.flatnonzero(np.isnan(columns["arrival"]))).size:
-            raise HeadwayError(f"{path}:{place[lacking[0]]}: end: how long it took is missing")
+            raise TraceError(path, "how long it took is missing", int(place[lacking[0]]), "end")
     asked = _asked(columns, failed)
     output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
     columns["output"] = output = np.where(asked > 0, asked, output)
@@ -79,7 +79,7 @@ def make_table(
     table.failed = unread + len(output) - len(answered)
     if table.measured is not None:
         for k, problem in _measure(table, table.measured, part, units):
-            raise HeadwayError(f"{path}:{place[kept[k]]}: {problem}")
+            raise TraceError(path, problem, int(place[kept[k]]))
         if "client_queue" in columns:
             _send_with_answers(table, part, columns["prompt"])
         for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
@@ -250,7 +250,7 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
     try:
         found = read_prefixes(columns, prompts.tolist(), columns["output"].tolist())
     except ValueError as error:
-        raise HeadwayError(f"{path}: prefix: {error}") from None
+        raise TraceError(path, str(error), None, "prefix") from None
     if found is None and "several" in columns:
         table.segments = [((("in", k), int(prompts[k])),) for k in kept.tolist()]
     if found is not None:

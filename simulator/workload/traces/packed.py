@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import MappingError, TraceError, one_line
 from simulator.workload.traces.fields import NAMES, PATTERNS
 
 PACKERS, OTHERS, MARKS = (
@@ -30,14 +30,14 @@ _ENCODINGS: dict[Path, str] = {}
 def take_encoding(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Note in which `encoding` a file is from now on, and return the other options.
 
-    HeadwayError where Python has none of that name.
+    MappingError where Python has none of that name.
     """
     others = dict(given)
     if (name := others.pop("encoding", None)) is not None:
         try:
             "".encode(name)
         except LookupError:
-            raise HeadwayError(f"encoding: {name!r} is none that Python knows") from None
+            raise MappingError("encoding", f"{name!r} is none that Python knows", "value") from None
         _ENCODINGS[path] = name
     return others
 
@@ -45,7 +45,7 @@ def take_encoding(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def text_blocks(path: Path, size: int) -> Iterator[str]:
     """Yield whole lines of a file, `size` bytes or more at a time.
 
-    HeadwayError with the line for what is damaged, is no text or has another encoding.
+    TraceError with the line for what is damaged, is no text or has another encoding.
     """
     line, packer = 1, ""
     try:
@@ -65,15 +65,14 @@ def text_blocks(path: Path, size: int) -> Iterator[str]:
         what = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
         if 0 in error.object[:512]:
             what += " beside NUL bytes: no text, if none of another encoding"
-        raise HeadwayError(
-            f"{path}:{line}: line: {what}; say its encoding, as --encoding cp1252, in a scenario "
-            "trace: {encoding: cp1252}, or write it as UTF-8"
-        ) from None
+        what += "; say its encoding, as --encoding cp1252, in a scenario "
+        what += "trace: {encoding: cp1252}, or write it as UTF-8"
+        raise TraceError(path, what, line, "line") from None
     except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
-        why = f"{path}:{line}: {packer}: cut short or damaged: {one_line(error)}"
-        raise HeadwayError(why) from None
+            raise TraceError(path, f"cannot be read: {error.strerror}") from None
+        why = f"cut short or damaged: {one_line(error)}"
+        raise TraceError(path, why, line, packer) from None
 
 
 def _decoded(file: Any, encoding: str, size: int) -> Iterator[str]:
@@ -104,30 +103,28 @@ def _open_zip(path: Path, raw: IO[bytes]) -> Any:
     names = [one for one in archive.namelist() if not one.endswith("/")]
     files = [n for n in names if not PATTERNS["beside a trace"].search(n)]
     if "xl/workbook.xml" in names:
-        raise HeadwayError(f"{path}: is a workbook of Excel; write its table as CSV (UTF-8)")
+        raise TraceError(path, "is a workbook of Excel; write its table as CSV (UTF-8)")
     if len(files) != 1:
         named = ", ".join(files[:5])
-        raise HeadwayError(f"{path}: has {len(files)} files in it ({named}); unpack the one meant")
+        raise TraceError(path, f"has {len(files)} files in it ({named}); unpack the one meant")
     try:
         return archive.open(files[0])
     except (RuntimeError, NotImplementedError) as error:  # a password, or another way to pack
-        raise HeadwayError(f"{path}: cannot be unpacked: {one_line(error)}") from None
+        raise TraceError(path, f"cannot be unpacked: {one_line(error)}") from None
 
 
 def _check_text(path: Path, head: bytes) -> None:
     """Refuse what is known to be no text."""
     for mark, what in OTHERS.items():
         if head.startswith(mark):
-            raise HeadwayError(f"{path}: is {what}")
+            raise TraceError(path, f"is {what}")
     for mark, packer in PACKERS.items():
         if head.startswith(mark):
-            raise HeadwayError(f"{path}: is packed twice: unpack the {packer} file that is in it")
+            raise TraceError(path, f"is packed twice: unpack the {packer} file that is in it")
     if head[257:262] == TAR:
-        raise HeadwayError(f"{path}: is a tar archive; unpack it")
+        raise TraceError(path, "is a tar archive; unpack it")
     marked = path in _ENCODINGS or head.startswith(tuple(MARKS))
     if 3 * head.count(0) > len(head) and not marked:
         near = "utf-16-le" if head[0] else "utf-16-be"
-        raise HeadwayError(
-            f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be named, "
-            f"as encoding: {near} (--encoding {near})"
-        )
+        what = "has NUL bytes: packed in another way, or in an encoding to be named, "
+        raise TraceError(path, f"{what}as encoding: {near} (--encoding {near})", 1, "line")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.util.errors import HeadwayError, warn
+from simulator.util.errors import MappingError, TraceError, warn
 from simulator.workload.select import join, session_starts, take
 from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import header, json_keys
@@ -43,7 +43,8 @@ def read_trace(
     """Read a trace, plain or packed; without `format` its beginning tells which it is.
 
     The first request arrives at 0; requests out of order are sorted by arrival, with a warning.
-    HeadwayError tells every line that is wrong as `FILE:LINE: column: what is wrong`.
+    TraceError tells every line that is wrong as `FILE:LINE: column: what is wrong`, MappingError
+    which of `given` are.
 
     Args:
         path: the file.
@@ -78,7 +79,9 @@ def read_table(
 ) -> tuple[Table, str]:
     """Read a file of requests as it stands; give its format, too. `given`: options by name."""
     if format is not None and format not in FORMATS:
-        raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
+        raise MappingError(
+            "format", f"{format!r} is not known; known are {', '.join(FORMATS)}", "value"
+        )
     given = take_encoding(path, given)
     name = format or format_of(path, given, option)
     _check_options(name, given)
@@ -97,19 +100,19 @@ def format_of(path: Path, given: Mapping[str, Any], option: str) -> str:
 
 
 def _check_options(name: str, given: Mapping[str, Any]) -> None:
-    """Raise HeadwayError for every option that the format does not take or whose value is wrong."""
-    wrong = []
+    """Raise MappingError for every option that the format does not take or whose value is wrong."""
+    wrong: dict[str, str] = {}
     for option, value in given.items():
         if option not in FORMATS[name].options:
             takers = " or ".join(formats_with(option))
-            wrong.append(f"{option}: not an option of format {name}, only of {takers}")
+            wrong[option] = f"not an option of format {name}, only of {takers}"
         elif option in WORDS and value not in WORDS[option]:
             one, other = WORDS[option]
-            wrong.append(f"{option}: {value!r} is neither {one!r} nor {other!r}")
+            wrong[option] = f"{value!r} is neither {one!r} nor {other!r}"
         elif isinstance(value, int | float) and not 0 < value < inf:
-            wrong.append(f"{option}: {value} is not a number above 0")
+            wrong[option] = f"{value} is not a number above 0"
     if wrong:
-        raise HeadwayError(wrong)
+        raise MappingError.of(wrong, "value")
 
 
 def warn_of_losses(path: Path, failed: int, ledger: Ledger) -> None:
@@ -147,7 +150,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
     warn_of_trace(path, table.failed, table.ledger)
     if not len(table.time):
-        raise HeadwayError(f"{path}: no requests in it")
+        raise TraceError(path, "no requests in it")
     timed = ~np.isnan(table.time)
     arrival = (table.time - table.time[timed].min()) / table.per_second
     rate = (timed.sum() - 1) / max(np.ptp(arrival[timed]), 1e-9)
@@ -178,7 +181,7 @@ LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservings
 """Formats with a request a line, whatever the lines around it say."""
 
 
-class SessionsError(HeadwayError):
+class SessionsError(TraceError):
     """A trace has sessions: a turn's line says little without those before it."""
 
 
@@ -191,6 +194,7 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
         return False
     given = take_encoding(path, given)
     name = form or format_of(path, given, option)
+    _check_options(name, given)
     if name == "requests":
         return bool(documents.parquet_names(path)) or _has_lines(path)
     return name in LINES
@@ -206,7 +210,7 @@ def read_pieces(
 ) -> Iterator[Workload]:
     """Yield the requests of a trace in order of arrival, from 0 s on, some at a time.
 
-    HeadwayError names the line of a request that comes too late to be sorted, and what needs the
+    TraceError names the line of a request that comes too late to be sorted, and what needs the
     whole file: sessions (`SessionsError`), and units of time that differ from piece to piece.
     """
     given = take_encoding(path, given)
@@ -228,8 +232,8 @@ def read_pieces(
         time = table.time
         work = workload_of(table, np.zeros(len(time)), f"{path.name} ({name})")
         if time.min() < last:
-            late = f"{path}:{table.line[time < last][0]}: arrival: comes before requests that are"
-            raise HeadwayError(f"{late} megabytes before it; sort the trace")
+            late = "comes before requests that are megabytes before it; sort the trace"
+            raise TraceError(path, late, int(table.line[time < last][0]), "arrival")
         if held is not None:
             time, work = np.concatenate((held[0], time)), join([held[1], work])
         early += _early(time)
@@ -241,7 +245,7 @@ def read_pieces(
             origin, last = time[0] if origin is None else origin, time[upto - 1]
             yield replace(work.rows(np.arange(upto)), arrival=(time[:upto] - origin) / units)
     if held is None:
-        raise HeadwayError(f"{path}: no requests in it")
+        raise TraceError(path, "no requests in it")
     if len(held[0]):
         origin = held[0][0] if origin is None else origin
         yield replace(held[1], arrival=(held[0] - origin) / units)
@@ -254,6 +258,6 @@ def read_pieces(
 def _check_piece(path: Path, table: Table, units: float) -> None:
     """Refuse a piece that cannot be read without the others."""
     if table.per_second != units:
-        raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
+        raise TraceError(path, "times seem to change their unit; say it: arrival=NAME:ms")
     if table.has_sessions:
-        raise SessionsError(f"{path}: the turns of sessions may be anywhere in it")
+        raise SessionsError(path, "the turns of sessions may be anywhere in it")

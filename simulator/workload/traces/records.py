@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import TraceError
 from simulator.util.from_mapping import short_repr
 from simulator.workload.traces import fields
 from simulator.workload.traces import values as cells
@@ -151,7 +151,7 @@ class Records:
         self.values = {field: [] for field in self.sources}
 
     def table(self) -> Table:
-        """Make the table; HeadwayError with all that is wrong.
+        """Make the table; TraceError with all that is wrong.
 
         Of failed requests those whose arrival is told are `lost`.
         """
@@ -226,18 +226,18 @@ class Records:
     def _check_centuries(self, columns: Columns, place: Ints) -> None:
         """Refuse times that no request can have come or ended at."""
         for field in fields.CLOCKS.keys() & columns.keys():
-            if wrong := fields.wrong_century(np.asarray(columns[field]), self.units[field]):
-                name, (k, why) = self._name(field), wrong
-                why = why.replace("arrival=NAME", f"{field}={name}")
-                why = why.partition(", say")[0] if self.form.columns else why
-                raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
+            times, name = np.asarray(columns[field]), self._name(field)
+            told = "" if self.form.columns else f"{field}={name}"
+            if wrong := fields.wrong_century(times, self.units[field], told):
+                k, why = wrong
+                raise TraceError(self.problems.path, why, int(place[k]), name)
 
     def _check_totals(self, columns: Columns, place: Ints) -> None:
         """Refuse rows that sum several requests."""
         count = np.asarray(columns.get("requests", []))
         for k in np.flatnonzero(count > 1).tolist():
             why = f"{count[k]} requests in a row: these are totals, not requests"
-            raise HeadwayError(f"{self.problems.path}:{place[k]}: {self._name('requests')}: {why}")
+            raise TraceError(self.problems.path, why, int(place[k]), self._name("requests"))
 
     def _clear(self, k: int) -> bool:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""

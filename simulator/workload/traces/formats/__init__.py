@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import TraceError
 from simulator.util.yaml_lines import read_own
 from simulator.workload.traces.fields import column_source
 from simulator.workload.traces.format import Format
@@ -33,12 +33,11 @@ def formats_with(option: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMATS.items() if option in form.options)
 
 
-def missing_trace(path: Path) -> HeadwayError:
+def missing_trace(path: Path) -> TraceError:
     """Say that the file is missing and, of a well-known trace, whose it is and how to get it."""
-    for parts, what in (one for form in FORMATS.values() for one in form.files.items()):
+    for parts, whose in (one for form in FORMATS.values() for one in form.files.items()):
         if any(part in path.name.lower() for part in parts.split(", ")):
-            return HeadwayError(
-                f"{path}: no such file. It is {what}, and put it, plain or packed by "
-                f"gzip, as {path.name} under traces/ in the folder that HEADWAY_DATA names"
-            )
-    return HeadwayError(f"{path}: no such file")
+            what = f"no such file. It is {whose}, and put it, plain or packed by gzip, as "
+            what += f"{path.name} under traces/ in the folder that HEADWAY_DATA names"
+            return TraceError(path, what)
+    return TraceError(path, "no such file")

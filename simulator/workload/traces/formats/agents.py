@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayError, warn
+from simulator.util.errors import TraceError, warn
 from simulator.util.from_mapping import short_repr
 from simulator.workload.prefixes import first_tokens
 from simulator.workload.traces.documents import Row, flat, json_objects, objects_of, rows
@@ -180,7 +180,7 @@ def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call])
         at = i
         while at >= 0 and at not in done:
             if at in chain:
-                raise HeadwayError(f"{path}:{calls[at].line}: wait_for: requests wait in a circle")
+                raise TraceError(path, "requests wait in a circle", calls[at].line, "wait_for")
             chain[at] = None
             at = int(after[at])
         found += reversed(chain)

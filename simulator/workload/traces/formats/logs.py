@@ -7,7 +7,7 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import TraceError
 from simulator.workload.traces import fields
 from simulator.workload.traces.documents import flat, json_objects, lines, objects_of
 from simulator.workload.traces.format import Format, Problems, Table
@@ -41,9 +41,8 @@ def spans(path: Path, problems: Problems) -> Iterator[Found]:
         for _, span in found
     ]
     if found and not any(told) and not problems.count:
-        raise HeadwayError(
-            f"{path}:{found[0][0]}: gen_ai.usage.input_tokens: no span tells its tokens"
-        )
+        field = "gen_ai.usage.input_tokens"
+        raise TraceError(path, "no span tells its tokens", found[0][0], field)
     parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
     above = [(span, _enclosing(span, parents)) for _, span in compress(found, told)]
     sums = {*chain.from_iterable(names for _, names in above)}
@@ -170,10 +169,9 @@ def read_access_log(path: Path, form: Format) -> Table:
             names |= dict.fromkeys(pairs)
     problems.stop()
     if not found:
-        raise HeadwayError(
-            f"{path}:1: prompt_tokens: no line tells its tokens, as prompt_tokens=812 "
-            "completion_tokens=64; a CSV begins with its columns' names, in a line of their own"
-        )
+        what = "no line tells its tokens, as prompt_tokens=812 completion_tokens=64; a CSV begins "
+        what += "with its columns' names, in a line of their own"
+        raise TraceError(path, what, 1, "prompt_tokens")
     sources = fields.find_fields(names) | {"arrival": fields.source("date", unit="us")}
     if "request_time" in names:
         sources["e2el"] = fields.source("request_time")

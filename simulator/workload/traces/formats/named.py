@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError, warn
+from simulator.util.errors import TraceError, warn
 from simulator.workload.traces import documents, fields
 from simulator.workload.traces.csv_columns import header, json_keys, json_rows, read_csv
 from simulator.workload.traces.documents import Item, flat
@@ -29,7 +29,7 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     cells = {name.partition(".")[0] for name in told if "." in name}
     number, line = (1, "{") if documents.parquet_names(path) else documents.first_line(path)
     if line[0] not in "{[" and not json_keys(path, header(line), cells):
-        found = _by_names(header(line), f"{path}:{number}", sources)
+        found = _by_names(header(line), path, number, sources)
         return read_csv(path, form, found, named=named)
     problems = Problems(path)
     needed = sources["prompt"].names if sources and "prompt" in sources else ()
@@ -40,17 +40,19 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
     names = list(dict.fromkeys(name for _, row in requests for name in row))
     for source in (sources or {}).values():
         if requests and not any(name in names for name in source.names):
-            raise HeadwayError(f"{path}:1: {source.names[0]}: no request has it")
-    records = Records(problems, form, _by_names(names, f"{path}:1", sources), named=named)
+            raise TraceError(path, "no request has it", 1, source.names[0])
+    records = Records(problems, form, _by_names(names, path, 1, sources), named=named)
     for place, row in requests:
         records.add(place, row)
     return records.table()
 
 
-def _by_names(names: Sequence[str], place: str, told: fields.Sources | None) -> fields.Sources:
+def _by_names(
+    names: Sequence[str], path: Path, line: int, told: fields.Sources | None
+) -> fields.Sources:
     """Find the columns by their names, or what is needed alone beside what the user says of others.
 
-    HeadwayError where needed ones are not there.
+    TraceError where needed ones are not there.
     """
     sources: fields.Sources = fields.without_length(fields.find_fields(names), ())
     if told is not None:
@@ -58,8 +60,9 @@ def _by_names(names: Sequence[str], place: str, told: fields.Sources | None) -> 
         used = fields.used_as(told)
         sources = {f: one for f, one in left.items() if one.names[0] not in used} | dict(told)
         if "arrival" in fields.lacks(sources):
-            warn(f"{place}: no column of arrivals is named (arrival=): all requests come at once")
-    fields.check_needed(sources if told is None else {"arrival", *sources}, place)
+            what = "no column of arrivals is named (arrival=): all requests come at once"
+            warn(f"{path}:{line}: {what}")
+    fields.check_needed(sources if told is None else {"arrival", *sources}, path, line)
     return sources
 
 

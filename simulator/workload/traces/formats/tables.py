@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.util.errors import HeadwayError, warn
+from simulator.util.errors import TraceError, warn
 from simulator.workload.traces import documents
 from simulator.workload.traces.csv_columns import read_csv
 from simulator.workload.traces.documents import flat
@@ -66,7 +66,7 @@ def guidellm(path: Path, problems: Problems, result: int | None = None) -> Itera
     whole = [value for _, value in documents.json_values(path, text)]
     benchmarks = whole[0].get("benchmarks") if [*map(type, whole)] == [dict] else None
     if not isinstance(benchmarks, list) or {*map(type, benchmarks)} - {dict}:
-        raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list of one file's objects")
+        raise TraceError(path, "missing, or not a list of one file's objects", 1, "benchmarks")
     chosen = list(range(len(benchmarks)))
     if result is not None:
         chosen = _choose(path, chosen, result)
@@ -97,10 +97,8 @@ def vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Ite
     whole = _one_result(path, problems, result)
     for key in ("input_lens", "output_lens"):
         if not isinstance(whole.get(key), list):
-            raise HeadwayError(
-                f"{path}:1: {key}: missing: lists of requests come with --save-detailed "
-                "(SGLang: --output-details)"
-            )
+            what = "missing: lists of requests come with --save-detailed "
+            raise TraceError(path, f"{what}(SGLang: --output-details)", 1, key)
     if not isinstance(whole.get("start_times"), list):
         whole["start_times"] = _sent_at_once(path, whole)
     count = len(whole["input_lens"])
@@ -109,7 +107,7 @@ def vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Ite
     lists = {name: values for name, values in whole.items() if isinstance(values, list)}
     for name in lists.keys() & BENCH_LISTS:
         if len(whole[name]) != count:
-            raise HeadwayError(f"{path}:1: {name}: {len(whole[name])} values for {count} requests")
+            raise TraceError(path, f"{len(whole[name])} values for {count} requests", 1, name)
     for k in range(count):
         row = {name: values[k] for name, values in lists.items() if len(values) == count}
         gaps, first = row.get("itls"), row.get("ttfts")
@@ -124,24 +122,22 @@ def vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Ite
 def _choose(path: Path, found: list[T], result: int) -> list[T]:
     """Return the chosen one of several results, counted from 1 on."""
     if not 1 <= result <= len(found):
-        raise HeadwayError(f"{path}: result: {result}: there are {len(found)}")
+        raise TraceError(path, f"{result}: there are {len(found)}", None, "result")
     return found[result - 1 : result]
 
 
 def _one_result(path: Path, problems: Problems, result: int | None) -> dict[str, Any]:
-    """Return a result of a file; HeadwayError names the loads where there are several."""
+    """Return a result of a file; TraceError names the loads where there are several."""
     found = [one for _, one in documents.json_objects(path, problems, lambda _: None)]
     problems.stop()
     found = found if result is None else _choose(path, found, result)
     if len(found) == 1:
         return found[0]
     if not found:
-        raise HeadwayError(f"{path}:1: line: no result in it, as vllm bench serve writes an object")
+        raise TraceError(path, "no result in it, as vllm bench serve writes an object", 1, "line")
     named = ", ".join(f"{k}: {_load(one)}" for k, one in enumerate(found[:6], 1))
-    raise HeadwayError(
-        f"{path}:1: line: several results; say --result 1, in a scenario trace: {{result: 1}} "
-        f"(which of {len(found)}? {named})"
-    )
+    what = "several results; say --result 1, in a scenario trace: {result: 1} "
+    raise TraceError(path, f"{what}(which of {len(found)}? {named})", 1, "line")
 
 
 def _load(result: Mapping[str, Any]) -> str:
@@ -151,18 +147,16 @@ def _load(result: Mapping[str, Any]) -> str:
 
 
 def _sent_at_once(path: Path, result: Mapping[str, Any]) -> list[float]:
-    """Return the times of requests that were sent without a wait, 0 s; HeadwayError for others.
+    """Return the times of requests that were sent without a wait, 0 s; TraceError for others.
 
     SGLang's bench_serving writes none, and vLLM's not before 0.10.
     """
     unlimited = str(result.get("request_rate")).lower() in {"inf", "infinity"}
     if unlimited and not result.get("max_concurrency"):
         return [0.0] * len(result["input_lens"])
-    raise HeadwayError(
-        f"{path}:1: start_times: missing: its benchmark ({_load(result)}) did not write when it "
-        "sent each request, as vLLM 0.10 and later do by --save-detailed; a scenario can generate "
-        "such a load, its lengths from these lists"
-    )
+    what = f"missing: its benchmark ({_load(result)}) did not write when it sent each request, as "
+    what += "vLLM 0.10 and later do by --save-detailed; a scenario can generate such a load, its "
+    raise TraceError(path, f"{what}lengths from these lists", 1, "start_times")
 
 
 ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
@@ -200,9 +194,8 @@ def sharegpt(
     the prompt, or 2,048 together. Lengths are estimated: there is no tokenizer here.
     """
     if chars_per_token is None:
-        raise HeadwayError(
-            f"{path}:1: conversations: counting tokens needs a tokenizer: {ESTIMATE}"
-        )
+        what = f"counting tokens needs a tokenizer: {ESTIMATE}"
+        raise TraceError(path, what, 1, "conversations")
     for line, entry in documents.json_objects(path, problems, lambda _: None):
         turns = entry.pop("conversations", None)
         if not isinstance(turns, list):

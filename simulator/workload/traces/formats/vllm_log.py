@@ -17,7 +17,7 @@ def read_vllm_log(path: Path, form: Format) -> Table:
     """Read requests: an arrival by the log's clock, a prompt by its tokens, which tell prefixes.
 
     An answer is as long as `--enable-log-outputs` says, else as its `max_tokens` allows: a bound,
-    which the ledger tells. HeadwayError where the tokens of prompts are not logged.
+    which the ledger tells. TraceError where the tokens of prompts are not logged.
     """
     problems, blocks, size = Problems(path), HashBlocks(form.block_size), form.block_size
     records, every = Records(problems, form), _logged(path, problems)
