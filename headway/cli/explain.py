@@ -16,7 +16,7 @@ def explain(
     /,
 ) -> int:
     """Explain where one request's time went, and why."""
-    from simulator.diagnosis.explain import explain as tell
+    from headway.runs.explain import explain as tell
 
     print(tell(folder, request))
     return 0

@@ -196,7 +196,7 @@ def print_json(found: object) -> None:
     if isinstance(found, Path) and found.suffix == ".csv":
         import pandas as pd
 
-        from simulator.results.read import unescape_frame
+        from headway.runs.read import unescape_frame
 
         print(unescape_frame(pd.read_csv(found)).to_json(orient="records", indent=2))
     elif isinstance(found, Path):

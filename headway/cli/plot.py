@@ -123,7 +123,7 @@ def _draw_memory(
 def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
     """Draw one of the pictures of a folder's table."""
     from headway import figures
-    from simulator.results.read import find_table, read_table, refuse_unfinished
+    from headway.runs.read import find_table, read_table, refuse_unfinished
 
     if len(folders) > 1:
         raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")

@@ -26,7 +26,7 @@ def report(
     from headway.figures.data import read_runs, run_folders
     from headway.report.html.page import page
     from headway.report.html.table_page import is_table_folder, table_folders, table_page
-    from simulator.results.read import refuse_unfinished
+    from headway.runs.read import refuse_unfinished
     from simulator.util.errors import HeadwayError
     from simulator.util.files import check_file
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.results.breakdown import PARTS
-from simulator.results.read import (
+from headway.runs.parts import count_rows
+from headway.runs.read import (
     COMPLETED,
     WRITES,
     check_changes,
@@ -26,10 +26,10 @@ from simulator.results.read import (
     read_table,
     read_yaml,
 )
-from simulator.results.read_parts import FEW, read_share, read_together
+from headway.runs.read_parts import FEW, read_share, read_together
+from simulator.results.breakdown import PARTS
 from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
-from simulator.results.table_parts import count_rows
 from simulator.results.time_series import count_in_bins, depth_in_bins, mean_in_bins
 from simulator.scenario.engine_defaults import policy_name_of
 from simulator.simulation.result import Result

@@ -7,7 +7,7 @@ import numpy as np
 
 from headway.figures.style import color, draw_levels, grid, sheet
 from headway.figures.tables import bounds_of, point_label, short_value, varied_keys
-from simulator.results.read import check_columns
+from headway.runs.read import check_columns
 from simulator.results.service_levels import parse_slo
 from simulator.util.errors import HeadwayError
 

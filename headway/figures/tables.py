@@ -20,7 +20,7 @@ from headway.figures.style import (
     marker,
     sheet,
 )
-from simulator.results.read import check_columns, need_columns
+from headway.runs.read import check_columns, need_columns
 from simulator.results.request_table import Floats
 from simulator.util.errors import HeadwayError
 from simulator.util.pareto import pareto_front

@@ -37,8 +37,8 @@ from headway.planning.runs import (
 )
 from headway.report.comparison import row_per_run
 from headway.report.winner import best_run, overload_lines
+from headway.runs.read import unescape_frame
 from simulator.results.metrics import summarize_record
-from simulator.results.read import unescape_frame
 from simulator.scenario.load import Source, load_scenario, load_sweep, source_name
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.scenario import Scenario

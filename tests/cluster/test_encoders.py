@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headway.report.vllm_serve import serve_command
+from headway.runs.explain import explain
 from simulator import load_scenario, run
-from simulator.diagnosis.explain import explain
 from simulator.simulation.result import Result
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError

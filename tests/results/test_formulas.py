@@ -10,7 +10,7 @@ import pytest
 from calibration.measured.runs import read_runs
 from headway.cli.main import main
 from headway.planning.runs import encode_csv
-from simulator.results.read import read_rows, read_table, unescape_frame
+from headway.runs.read import read_rows, read_table, unescape_frame
 from simulator.workload.traces import read_trace
 from tests.support.scenarios import TINY
 

@@ -9,7 +9,7 @@ import pytest
 from headway.figures import Run
 from headway.report.html.page import page
 from headway.report.timeline import write_timeline
-from simulator.diagnosis.explain import explain
+from headway.runs.explain import explain
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run

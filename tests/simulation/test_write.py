@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
+from headway.runs.read import read_table
 from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.costs.linear import LinearCost
 from simulator.results.frames import request_frame, step_frame
-from simulator.results.read import read_table
 from simulator.results.record import Record
 from simulator.simulation.write import check_folder, write_run
 from simulator.util.errors import HeadwayError

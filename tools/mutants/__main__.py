@@ -32,6 +32,7 @@ WINGS = (
     "simulator/policies",
     "simulator/schedulers",
     "headway/planning",
+    "headway/runs",
     "simulator/cluster",
     "simulator/costs",
     "simulator/diagnosis",

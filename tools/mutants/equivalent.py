@@ -104,7 +104,7 @@ OTHERS = {
         "lost = run.share('recompute_time', 'preempted_time', 'swap_time')",
     ): "their sum is the same to the last bit: the first two are added to 0, in either order",
     (
-        "diagnosis/explain.py",
+        "headway/runs/explain.py",
         "needed += ['tpot'] if (row['output_tokens'] or 0) > 1 else []",
         "needed += ['tpot'] if (row['output_tokens'] or 1) > 1 else []",
     ): "an empty cell, or 0, is no number above 1 either way",

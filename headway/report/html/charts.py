@@ -17,7 +17,7 @@ from headway.figures.fleet import (
     replica_states,
 )
 from headway.figures.occupancy import lowest_slots, seats_by_phase
-from simulator.results.read_parts import LONGEST
+from headway.runs.read_parts import LONGEST
 from simulator.results.request_table import Floats
 from simulator.results.time_series import mean_in_bins
 

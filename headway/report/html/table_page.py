@@ -17,7 +17,7 @@ from headway.report.html.page import page
 from headway.report.html.tables import number
 from headway.report.metric_rows import COLUMNS
 from headway.report.winner import best_run
-from simulator.results.read import load_mapping, read_table
+from headway.runs.read import load_mapping, read_table
 from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 from simulator.util.json_text import parse_json

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.results.read import (
+from headway.runs.parts import count_rows, row_groups
+from headway.runs.read import (
     COMPLETED,
     WORDS,
     check_columns,
@@ -19,7 +20,6 @@ from simulator.results.read import (
     need_columns,
 )
 from simulator.results.request_table import Floats
-from simulator.results.table_parts import count_rows, row_groups
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.results.breakdown import PARTS
-from simulator.results.read import (
+from headway.runs.read import (
     COMPLETED,
     COUNTS,
     check_completed,
@@ -19,6 +18,7 @@ from simulator.results.read import (
     read_rows,
     read_yaml,
 )
+from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
 from simulator.util.errors import HeadwayError, printable
 

@@ -11,7 +11,7 @@ from headway.figures import data, style
 from headway.figures.data import Run
 from headway.figures.fleet import fleet_levels
 from headway.report.html.charts import charts
-from simulator.results import read_parts, table_parts
+from headway.runs import parts, read_parts
 from simulator.simulation import stream
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
@@ -124,7 +124,7 @@ def test_a_part_that_is_missing_or_damaged_is_told(
         thin(folder, monkeypatch)
     frame.to_parquet(path)
     frame.assign(client=None).to_parquet(path.with_name("part-9.parquet"))  # another run's
-    both = table_parts.read_parts(path.parent, ["client"])
+    both = parts.join_parts(path.parent, ["client"])
     assert (both["client"].notna().sum(), len(both)) == (COUNT, 2 * COUNT)
     path.with_name("part-9.parquet").unlink()
     (steps,) = (folder / "steps").glob("*.parquet")

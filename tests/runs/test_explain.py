@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headway.cli.main import main
+from headway.runs.explain import explain
 from simulator import load_scenario, run
-from simulator.diagnosis.explain import explain
 from simulator.scenario.draw import make_workload
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headway.runs.parts import join_parts
 from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS
 from simulator.util.csv_text import unescape_formula
@@ -212,9 +213,7 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
     words = dict.fromkeys(WORDS, "category")
     try:
         if path.is_dir():
-            from simulator.results.table_parts import read_parts
-
-            frame = read_parts(path, WORDS)
+            frame = join_parts(path, WORDS)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path, engine="pyarrow")
         else:
