@@ -63,7 +63,9 @@ def show(
             print_json(rows)
         for row in () if json_ else rows:
             print(f"{row['name']}: {row['value']} {row['unit']}")
-            by = "".join(f"; {key}: {row[key]}" for key in ("script", "judge") if key in row)
+            by = "".join(
+                f"; {key}: {row[key]}" for key in ("script", "width", "judge") if key in row
+            )
             print(f"    {row['method']}: {row['source']}{by}")
         return 0
     try:

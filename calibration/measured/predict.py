@@ -47,7 +47,6 @@ from headway.planning.sensitivity import (
 from headway.twin.measured_run import lateness_notes
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
-from simulator.build.settle_cost import version_overhead
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import shipped_profiles
@@ -129,7 +128,6 @@ def validate_measured(
 def predict(
     run: Run,
     folder: Path,
-    terms: tuple[float, float] | None = None,
     *,
     sensitivity: bool = False,
     reading: Mapping[str, Any] = MappingProxyType({}),
@@ -138,8 +136,7 @@ def predict(
 ) -> Outcome:
     """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
 
-    `terms` are the seconds that a step waits for, and each sequence in it, in place of the
-    engine's; `profile` is a cost in place of the run's own, `compose` as in `validate_measured`.
+    `profile` is a cost in place of the run's own, `compose` as in `validate_measured`.
     """
     outcome = Outcome(run, reason="; ".join(run.faults))
     if run.faults:
@@ -148,7 +145,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms, sensitivity, reading, profile=profile, compose=compose)
+            _predict(outcome, folder, sensitivity, reading, profile=profile, compose=compose)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -160,7 +157,6 @@ def predict(
 def _predict(
     outcome: Outcome,
     folder: Path,
-    terms: tuple[float, float] | None,
     sensitivity: bool,
     reading: Mapping[str, Any],
     *,
@@ -180,8 +176,6 @@ def _predict(
     scenario, spec = assemble_run(run, folder, profile)
     if not _in_lock_step(scenario, spec) and spec.cost.name.startswith("roofline"):
         spec = (compose or _stay_by_roofline)(spec, scenario.engine)
-    if terms is not None:
-        spec = with_terms(spec, scenario.engine, *terms)
     workload.frontend = _fitted_frontend(profile) or frontend(run)
     limit_patience(workload, patience)
     outcome.profile = spec.cost.name or "?"
@@ -278,15 +272,6 @@ def _stay_by_roofline(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
     name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
     warnings.warn(f"no profile of {name}; roofline", HeadwayWarning, stacklevel=2)
     return spec
-
-
-def with_terms(
-    spec: EngineSpec, engine: EngineConfig, step: float, per_sequence: float
-) -> EngineSpec:
-    """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    usual = version_overhead(engine, spec.gpu)
-    changed = spec.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
-    return replace(spec, cost=changed)
 
 
 def _simulate(scenario: Scenario, spec: EngineSpec, workload: Workload) -> Result:

@@ -81,9 +81,11 @@ ALIKE = {"mean_ttft_ms": (0.4, 0.79), "p99_ttft_ms": (0.4, 0.79)}
 blind set: 1.79 times the TTFT predicted); answers that end by themselves spread them (0.6)."""
 LINKS = dict(zip(METRICS, ((0.0, 1.0), (0.0, 9.5), (0.0, 0.4), (0.0, 9.5)), strict=True))
 """And where nobody measured sums over PCIe: two RTX 4090 took 9 to 10 times the TTFT predicted."""
-# ms that a first request may wait for an engine that no other has warmed: six recorded runs' took
-# 237, 175, 81, 62, 1 and -57 longer than predicted, and the first 32 of 64 clients 104 to 130
-COLD = 240.0
+# ms that a first request may wait for an engine that no other has warmed, by its GPUs: six recorded
+# runs' on one took 237, 175, 81, 62, 1 and -57 longer than predicted, and the first 32 of 64
+# clients 104 to 130. Twins, runs of the same prompts, clients and GPUs, on two to eight B200 differ
+# as if first requests waited for up to 350 more.
+COLD = {1: 240.0, 2: 590.0}
 CAUSES = {"decode": "profile", "prompts": "profile", "KV": "KV cache"}
 """What the changes are called in a report, by their first word; the others by this itself."""
 BATCH_MEANS = "batches"  # beside them: their means over batches of requests
@@ -255,7 +257,8 @@ def unexplained(
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
     late = dict.fromkeys(METRICS[:2], first) | {METRICS[3]: float(first >= 0.01)}
-    found["cold engine"] = {one: (0.0, COLD * late[one]) for one in late if one in timed and first}
+    cold = max(ms for gpus, ms in COLD.items() if gpus <= spec.engine.tensor_parallel_size)
+    found["cold engine"] = {one: (0.0, cold * late[one]) for one in late if one in timed and first}
     experts = spec.model.num_experts
     off = OF_MANY if experts >= FINE_EXPERTS else EXPERTS
     shares = {"rest": REST} | ({"experts": off} if experts else {})

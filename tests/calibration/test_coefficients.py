@@ -52,7 +52,16 @@ def test_each_has_value_unit_method_and_source() -> None:
         assert row["unit"], row
         assert row["source"], row
         assert row["method"] in ("measured", "vendor", "assumed")
-        assert row["method"] != "measured" or "script" in row or "judge" in row, row
+        assert (row["method"] == "measured") == ("script" in row), row
+
+
+def test_what_whole_runs_were_fitted_with_is_assumed_as_wide_as_a_part_of_the_interval() -> None:
+    """Kernels and recorded steps measure; whole runs choose, and judge."""
+    page = (ROOT / "docs/uncertainty.md").read_text("utf-8")
+    for row in ROWS:
+        assert "judge" not in row or {"width", "method"} <= {*row}, row
+        assert "width" not in row or row["method"] == "assumed", row
+        assert "width" not in row or f"| {row['width']} | " in page, row
 
 
 def test_scripts_are_there_and_a_test_of_ci_runs_each() -> None:
@@ -96,7 +105,10 @@ def test_shares_of_data_sheets_are_derived_again(data: Path, tables) -> None:
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "show", "coefficients"]) == 0
     text = capsys.readouterr().out
-    assert "host_ranks: 0.002 s a step\n    measured: load stages (0.15), several GPUs" in text
+    assert (
+        "host_ranks: 0.002 s a step\n    assumed: load stages (0.15), several GPUs; width: host"
+        in text
+    )
     assert main(["profile", "show", "coefficients", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == [row["name"] for row in ROWS]

@@ -221,8 +221,12 @@ def test_flags_that_nobody_told_make_ttft_less_sure():
     few, many = (unexplained(tail, DENSE, drawn=False, first=one) for one in (0.009, 0.01))
     assert (few["cold engine"], many["cold engine"]) == (
         {"p99_ttft_ms": (0.0, 0.0)},
-        {"p99_ttft_ms": (0.0, COLD)},
+        {"p99_ttft_ms": (0.0, COLD[1])},
     )
+    two = replace(DENSE, engine=DENSE.engine.model_copy(update={"tensor_parallel_size": 2}))
+    assert unexplained(tail, two, drawn=False, first=0.5)["cold engine"] == {
+        "p99_ttft_ms": (0.0, COLD[2])
+    }
     found = unexplained(base, DENSE, drawn=False, told=False)
     assert {name for name, moved in found.items() if moved} == {"client", "rest"}
 
