@@ -39,6 +39,16 @@ RANKED = "workload.priorities=[0, 5]"
 POLICY = "engine.scheduling_policy"
 
 
+def test_prompts_with_contents_without_a_prefix_cache():
+    """It is among the warnings of the result, too."""
+    said = ["tgi has no prefix cache: engine.enable_prefix_caching has no effect"]
+    asks = {"scheduling_policy": "tgi", "async_scheduling": False, "enable_prefix_caching": True}
+    for prefix, lines in ((0, []), (32, said)):
+        load = {"num_prompts": 4, "input_len": 64, "prefix_len": prefix}
+        scenario = load_scenario({"model": "tiny-test", "engine": asks, "workload": load})
+        assert missing(scenario) == lines
+
+
 @pytest.mark.parametrize("policy", ["priority", "preemptive"])
 def test_without_priorities(traced, policy):
     chosen = f"{POLICY}={policy}"

@@ -8,6 +8,8 @@ from simulator import load_scenario
 from simulator.build import assemble_fleet
 from simulator.scenario.resolve import engine_specs, fleet_spec, resolve, resolve_groups
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning
 
 GROUPS = {
@@ -59,6 +61,14 @@ def test_a_changed_copy_is_settled_by_its_own_values() -> None:
     spec = engine_specs(changed)["all"]
     assert (spec.max_model_len, spec.seed, spec.retries) == (100, 5, True)
     assert engine_specs(scenario)["all"].max_model_len == 8192
+
+
+def test_the_scheduler_is_chosen_with_the_rest_of_an_engine() -> None:
+    scenario = loaded()
+    assert engine_specs(scenario)[""].scheduler is AsyncScheduler
+    engine = scenario.engine.model_copy(update={"scheduling_policy": Named("static")})
+    with pytest.raises(ValueError, match="async_scheduling: static schedules a step when"):
+        resolve(scenario.model_copy(update={"engine": engine}))
 
 
 def test_a_worker_settles_a_scenario_by_itself() -> None:
