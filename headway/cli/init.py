@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from headway.cli.options import DEFAULT_READING, Reading, named_by_option, silent, whole
-from simulator.build.settle import resolve_model
-from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
@@ -235,6 +233,7 @@ def _sized(
     """
     from simulator.diagnosis.advice import HEADROOM
     from simulator.diagnosis.feasibility import busy_share, obstacles
+    from simulator.scenario.draw import make_workload
 
     enough: tuple[_Choices, str, list[str]] | None = None  # for each request, not for the load
     why: list[str] = []
@@ -379,6 +378,7 @@ def _checked(text: str, file: Path) -> "Scenario":
 def _longest(scenario: "Scenario") -> int | None:
     """Return the most tokens of a request with which a server starts that else would not."""
     from simulator.build.kv_room import memory_budget
+    from simulator.build.settle import resolve_model
     from simulator.models.gpus import find_gpu
 
     budget = memory_budget(scenario.engine, resolve_model(scenario), find_gpu(scenario.gpu.name))

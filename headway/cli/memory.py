@@ -20,7 +20,6 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
-from simulator.build.settle import resolve_model
 from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def read_budget(
     Beside it are the changes after which one that does not start would, "" if it does.
     """
     from simulator.build.kv_room import engine_sizes, remedies
-    from simulator.build.settle import not_started
+    from simulator.build.settle import not_started, resolve_model
     from simulator.models.gpus import GIB, find_gpu
     from simulator.models.kv_budget import estimate
     from simulator.scenario.engine_defaults import not_simulated

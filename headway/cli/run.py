@@ -25,7 +25,6 @@ from headway.cli.options import (
     with_slo,
 )
 from headway.cli.progress import run_progress, runs_progress
-from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 from simulator.util.files import READ_FILES, check_file, check_unread
 
@@ -272,6 +271,7 @@ def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions
 def _requests(scenario: "Scenario") -> "Workload":
     """Make a scenario's requests, and say what of them can never hold."""
     from simulator.diagnosis.feasibility import warn_of_obstacles
+    from simulator.scenario.draw import make_workload
 
     workload = make_workload(scenario)
     warn_of_obstacles(scenario, workload)

@@ -15,7 +15,6 @@ from headway.cli.options import (
     refuse_own_code,
     silent,
 )
-from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -94,6 +93,7 @@ def _read(
 ) -> "tuple[Workload, str, Table | None]":
     """Read a trace, or make the workload of a scenario; with its format and table."""
     if path.suffix in {".yaml", ".yml"}:
+        from simulator.scenario.draw import make_workload
         from simulator.scenario.load import load_scenario
 
         for name in ["format"] * (format is not None) + [*given]:

@@ -40,7 +40,8 @@ def test_help_and_version_need_none_of_the_heavy_packages():
         "import sys; from headway.cli.main import main; main(sys.argv[1:]); "
         "print({'numpy', 'pydantic', 'simpy', 'yaml'} & set(sys.modules))"
     )
-    for arguments in (["--help"], ["run", "--help"], ["--version"]):
+    verbs = ("run", "init", "memory", "trace")
+    for arguments in (["--help"], ["--version"], *([verb, "--help"] for verb in verbs)):
         assert python("-c", code, *arguments).stdout.endswith("set()\n")
 
 
