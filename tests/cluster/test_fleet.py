@@ -10,6 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.cluster import routers
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import (
     Least,
@@ -36,15 +37,10 @@ from tests.support.engines import Clock, fcfs, workload
 from tests.support.engines import play as play_alone
 
 ROUTERS = {
-    "round_robin": RoundRobin,
+    **routers.ROUTERS,
     "random": lambda: Uniform(1),
-    "least_outstanding": Least,
-    "least_tokens": LeastTokens,
-    "least_kv": LeastKv,
     "power_of_two": lambda: PowerOfTwo(1),
     "prefix_aware": lambda: PrefixAware(chunk=4, balance_abs=2),
-    "lora_affinity": LoraAffinity,
-    "session_affinity": SessionAffinity,
     "own": lambda: Own("f", lambda request, targets: request.id % len(targets)),
 }
 

@@ -5,6 +5,7 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import block_class, known_keys
+from simulator.workload.traces import FORMATS
 from tests.support.scenarios import AZURE, errors
 
 SLIPS = [
@@ -45,7 +46,7 @@ BAD = [
         "max_num_active_seqs, max_num_scheduled_tokens, max_num_queued_reqs, "
         "max_num_queued_tokens, block_size, gpu_memory_utilization, num_gpu_blocks_override, "
         "enable_prefix_caching, prefix_cache, kv_offloading_size, kv_offloading_bandwidth, "
-        "kv_offloading_latency, ... (all 63: headway schema)",
+        f"kv_offloading_latency, ... (all {len(EngineConfig.model_fields)}: headway schema)",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",
@@ -184,10 +185,7 @@ BAD = [
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
-        "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'dynamo', "
-        "'weka', 'agentic_mooncake', 'copilot', 'timed_trace', 'mooncake', 'llmservingsim', "
-        "'vllm_bench', 'trtllm_bench', 'agentperfbench', 'guidellm', 'aiperf', 'inference_perf', "
-        "'otel', 'sglang_log', 'vllm_log', 'access_log', 'requests', 'sharegpt' "
+        f"s.yaml:4: workload.trace.format: must be {', '.join(map(repr, [*FORMATS][:-1]))} "
         "or 'custom', not 'azur'; did you mean azure?",
     ),
     (

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from simulator.cluster import routers
 from simulator.cluster.routers import Target
 from simulator.core.request import Media, Request, Segments
 from simulator.workload.workload import Workload
@@ -22,12 +23,10 @@ LONGEST = 64  # tokens of prompt and answer
 MODELS = ("tiny-test", "qwen3-4b", "qwen3-8b")
 SEES_ALL = "tests.support.fleets:sees_all"
 ROUTERS: tuple[Any, ...] = (
-    *(SEES_ALL, SEES_ALL, SEES_ALL, "least_kv", "least_kv", "lora_affinity", "round_robin"),
-    *("random", "least_outstanding", "least_tokens", "power_of_two", "session_affinity"),
-    *("session_hash", "prefix_hash"),
+    *(SEES_ALL, SEES_ALL, SEES_ALL),
+    *(name for name in routers.ROUTERS if name != "prefix_aware"),
     {"router": "prefix_aware", "chunk": 4, "balance_abs": 1},
 )
-STATELESS = ("round_robin", "random", "session_hash", "prefix_hash")
 KEYS = ("fcfs", "priority", "sjf")
 """Policies of a key alone."""
 POLICIES = (
@@ -169,7 +168,7 @@ def _cluster(rng: Random, found: Values) -> Values:
     if kind in ("same", "ranks", "pods"):
         made["replicas"] = rng.randint(1, 4)
     if kind == "pods":
-        made |= {"router": rng.choice(STATELESS), "pods": 2, "pod_router": router}
+        made |= {"router": rng.choice(routers.STATELESS_ROUTERS), "pods": 2, "pod_router": router}
         made["replicas"] = rng.choice([2, 4])
     if kind == "ranks" or (kind == "pods" and rng.random() < 0.5):
         found["engine"] = _engine(rng, VLLMS)
