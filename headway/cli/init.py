@@ -59,7 +59,7 @@ def init(
     """Write a commented scenario that runs; ask for what no option gives."""
     from simulator.models.gpus import find_gpu
     from simulator.models.load import load_model
-    from simulator.results.service_levels import parse_slo
+    from simulator.results.service_levels import read_slo
     from simulator.util.files import check_new, write_atomic
 
     check_new("FILE", file)
@@ -87,7 +87,7 @@ def init(
         traffic = None if _is_rate(told) else Path(told)
         rate = float(told) if _is_rate(told) else None
     given_levels: list[str | None] = [*slo] if slo else [None]
-    levels = [ask("Service level", SLO, parse_slo, "--slo", one) for one in given_levels]
+    levels = [ask("Service level", SLO, read_slo, "--slo", one) for one in given_levels]
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, reading)
     workload = None if traffic is None else read[traffic]
@@ -154,8 +154,7 @@ def _ask(
         try:
             check(answer)
         except (ValueError, HeadwayError) as error:
-            what = str(error).removeprefix(f"{option} {answer}: ")
-            raise HeadwayError(f"{option} {answer}: {what}") from None
+            raise HeadwayError(f"{option} {answer}: {error}") from None
         return answer
     if not sys.stdin.isatty():
         raise HeadwayError(f"{option}: is missing; without a terminal, give it or --yes")

@@ -95,6 +95,10 @@ def why_unknown(field: str) -> str:
     return f"{what}: {row.note}".removesuffix(": ")
 
 
+class _SuffixError(ValueError):
+    """A number has a decimal before a suffix that is binary."""
+
+
 def read_size(text: str) -> int:
     """Read a number as vLLM's `human_readable_int`: 1k is 1000, 1K is 1024; ValueError if not."""
     text = text.strip()
@@ -103,7 +107,7 @@ def read_size(text: str) -> int:
         if suffix in SUFFIXES:
             return int(float(number) * SUFFIXES[suffix])
         if "." in number:
-            raise ValueError(f"has a decimal before {suffix}, which is binary: {suffix.lower()}?")
+            raise _SuffixError(f"has a decimal before {suffix}, which is binary: {suffix.lower()}?")
         return int(number) * BINARY[suffix]
     return int(text)
 
@@ -117,9 +121,9 @@ def read_value(row: EngineField, text: str) -> Any:
     read, what = READERS.get(row.kind.split()[0] if row.kind else "", (str, ""))
     try:
         return read(text)
-    except ValueError as error:
-        if "binary" in str(error):
-            raise
+    except _SuffixError:
+        raise
+    except ValueError:
         raise ValueError(f"must be {what}, not {text!r}") from None
 
 

@@ -310,14 +310,15 @@ def three_digits(value: float) -> str:
 def parse_slo(text: str, where: str = "--slo") -> Slo:
     """Read one bound; HeadwayError says what there is, and `where` it is given."""
     try:
-        return _read_slo(text)
+        return read_slo(text)
     except ValueError as error:
         what = str(error)
         fault = FieldError(("slo",), what, "value")
         raise HeadwayError(f"{where} {text}: {what}", [fault]) from None
 
 
-def _read_slo(text: str) -> Slo:
+def read_slo(text: str) -> Slo:
+    """Read one bound; ValueError says what there is."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ValueError(

@@ -41,9 +41,9 @@ def parse_value(text: str, at: int) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, skip_blanks(text, at))
     except _GivenTwiceError as error:
-        key = re.escape(json.dumps(str(error)))
+        key = re.escape(json.dumps(error.args[0]))
         places = [found.start() for found in re.finditer(rf"{key}\s*:", text)]
-        what = f"the key {error} is given twice"
+        what = f"the key {error.args[0]} is given twice"
         raise json.JSONDecodeError(what, text, max(places, default=0)) from None
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", text[:80], 0) from None
