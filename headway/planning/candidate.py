@@ -24,6 +24,8 @@ ENERGY = (
     "kg_co2_per_million_output_tokens",
 )
 
+Row = dict[str, Any]
+"""A row of the table that a plan writes, by column."""
 SEATS = "engine.max_num_seqs"
 SEATED = ("vllm", "textbook")  # engines for which seats are a limit and nothing else
 
@@ -196,14 +198,14 @@ def verdicts(problem: PlanProblem, candidate: Candidate, trial: Trial) -> list[J
     return found
 
 
-def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
+def result_row(problem: PlanProblem, candidate: Candidate) -> Row:
     """Tell one candidate's answer: where it just holds, and what it does there.
 
     What does not hold has figures only where it was tried at one place, in whole runs: one that
     scales, or at the load that is given.
     """
     best = candidate.result.best
-    row: dict[str, Any] = {**candidate.varied, "holds": best is not None, "at": None}
+    row: Row = {**candidate.varied, "holds": best is not None, "at": None}
     row["candidate"] = candidate.label
     if problem.searches_rate:
         row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
@@ -230,11 +232,11 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     return row | _figures(problem, candidate, judged)
 
 
-def _figures(problem: PlanProblem, candidate: Candidate, trial: Trial) -> dict[str, Any]:
+def _figures(problem: PlanProblem, candidate: Candidate, trial: Trial) -> Row:
     """Return what the runs of a place say: the bounded metrics, what it takes and what it gives."""
     ratios = trial.ratios(problem.criteria.slos)
     nearest = max(ratios, key=ratios.__getitem__) if ratios else trial.why
-    row: dict[str, Any] = {"nearest_bound": nearest, "headroom": candidate.headroom}
+    row: Row = {"nearest_bound": nearest, "headroom": candidate.headroom}
     shares = [float(run["attainment"]) for run in trial.runs if "attainment" in run]
     row["attainment"] = sum(shares) / len(shares) if shares else None
     row["seconds_of_load"] = trial.seconds

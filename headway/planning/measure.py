@@ -116,7 +116,7 @@ def _windows(table: RequestTable, window: float | None) -> Iterator[Flags]:
 
 def _worst_windows(
     table: RequestTable, scenario: Scenario, slos: Sequence[Slo], window: float
-) -> dict[str, Any]:
+) -> MetricValues:
     """Return, for each bound, its metric and batch means in the window where that is worst.
 
     `worst_window_METRIC` is the time at which it begins, s.
@@ -146,7 +146,7 @@ def _worst_windows(
     return found
 
 
-def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
+def _batches(result: Result, slos: Sequence[Slo]) -> MetricValues:
     """Return how many requests were measured, the batch means by bound, and shares of them.
 
     The attainment, where there are bounds on single requests, is that of `request_bounds`.

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, Final, TypedDict
 
 from simulator.build.engine_spec import EngineBlocks
 from simulator.build.engines import ENGINES, OLD_RELEASE, release_of
@@ -17,7 +17,7 @@ from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import ScenarioError
 
-SHARE = "gpu_memory_utilization"
+SHARE: Final = "gpu_memory_utilization"
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Dtypes of a KV cache that fp8 would not make narrower."""
@@ -30,6 +30,17 @@ V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompt
 V0_CHUNK = 2048
 TRTLLM_TOKENS = 8192
 """max_num_tokens of TensorRT-LLM, which refuses longer prompts; here a step has them whole."""
+
+
+class EngineKeys(TypedDict, total=False):
+    """Keys of an engine that give it more KV blocks, as a scenario has them."""
+
+    num_gpu_blocks_override: None
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    quantization: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
 
 
 def longest_of(engine: EngineConfig, model: ModelSpec) -> int:
@@ -77,7 +88,7 @@ def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> 
     return 0
 
 
-def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str, Any]]:
+def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[EngineKeys]:
     """Yield keys of an engine that give it more KV blocks, the least change first.
 
     What changes no answer comes first: more of the memory, more GPUs; then narrower numbers.
@@ -88,10 +99,10 @@ def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str
         return
     if engine.gpu_memory_utilization < UTILIZATION:
         yield {SHARE: UTILIZATION}
-    narrower: list[dict[str, Any]] = []
+    narrower: list[EngineKeys] = []
     if engine.cache_dtype not in EIGHT_BITS:
         narrower.append({"kv_cache_dtype": "fp8"})
-    wider: list[dict[str, Any]] = []
+    wider: list[EngineKeys] = []
     if not own.cost or own.cost.get("kind") == "roofline":
         wider = [{"tensor_parallel_size": n * engine.tensor_parallel_size} for n in TIMES]
         if engine.name == VLLM and engine.speculative_config is None:  # where heads do not divide
@@ -118,7 +129,7 @@ def least_change(
     starts, with room for a request of ROOM tokens.
     """
 
-    def enough(keys: Mapping[str, Any]) -> bool:
+    def enough(keys: EngineKeys) -> bool:
         if needed is None:
             return _starts(own.engine.model_copy(update=keys), model, gpu)
         return kv_blocks(own.engine, model, gpu, **keys) >= needed
@@ -129,9 +140,7 @@ def least_change(
     return {}
 
 
-def _least_share(
-    engine: EngineConfig, enough: Callable[[Mapping[str, Any]], bool]
-) -> Mapping[str, Any]:
+def _least_share(engine: EngineConfig, enough: Callable[[EngineKeys], bool]) -> EngineKeys:
     """Return the least `gpu_memory_utilization` that is enough, of whole percents."""
     shares = range(int(100 * engine.gpu_memory_utilization) + 1, round(100 * UTILIZATION))
     at = bisect_left(shares, True, key=lambda share: enough({SHARE: share / 100}))

@@ -79,9 +79,8 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
                 raise ScenarioError(f"engine.{key}", f"{model.name} has no experts")
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
     if parallel and engine.pipeline_parallel_size > 1:
-        raise ScenarioError(
-            "engine.pipeline_parallel_size", "must be 1 where data-parallel ranks share experts"
-        )
+        what = "must be 1 where data-parallel ranks share experts"
+        raise ScenarioError("engine.pipeline_parallel_size", what)
     shipped = None if parallel or own.cost else nearest_profile(model, gpu, engine)
     if engine.expert_routing not in (AUTO, UNIFORM) and own.cost is None and shipped is None:
         what = _why_uniform(model, gpu, engine, parallel=parallel)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from simulator.core.speculative_config import TYPICAL, VLLM_DRAFTS
 from simulator.launch.fields import fields, of_config, option_of, read_since
@@ -28,6 +27,7 @@ from simulator.schedulers.vllm.rules import (
 )
 from simulator.util.errors import HeadwayError
 from simulator.util.files import read_table
+from simulator.util.yaml_lines import Block
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
@@ -59,7 +59,7 @@ class LaunchCommand(str):
 class Launch:
     """What a command says."""
 
-    engine: dict[str, Any]
+    engine: Block
     release: Release  # of vLLM
     obeyed: tuple[str, ...]  # options that the caller itself obeys, or can do without
     offline: bool  # `LLM(...)` in the place of a server
@@ -68,9 +68,9 @@ class Launch:
     told: list[str] = field(default_factory=list)  # what is not simulated, and what is supposed
     without_effect: list[str] = field(default_factory=list)  # options
     supposed: list[str] = field(default_factory=list)  # what no command says
-    pool: dict[str, Any] = field(default_factory=dict)  # what sizes caches where the GPU is known
+    pool: Block = field(default_factory=dict)  # what sizes caches where the GPU is known
 
-    def over(self, before: dict[str, Any]) -> dict[str, Any]:
+    def over(self, before: Block) -> Block:
         """Return the engine, with what no command says from the one before it."""
         said = {row.effect.split(".")[1] for row in fields() if row.effect.startswith("engine.")}
         said |= {"name"} | ({"version"} if self.engine["name"] != "vllm" else set())
@@ -103,7 +103,7 @@ def read_launch(given: str, version: str | None = None, obeyed: tuple[str, ...] 
     command = find_command(given)
     models, options = read_options(command)
     version = (version or command.release) if command.engine == "vllm" else None
-    engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
+    engine: Block = {"name": command.engine} | ({"version": version} if version else {})
     release = _release(version)
     wrong: list[str] = []
     launch = Launch(engine, release, obeyed, command.offline and command.engine == "vllm")
@@ -185,7 +185,7 @@ def _set(launch: Launch, key: str, value: object, option: Option) -> None:
     launch.words["engine", key] = option.text
 
 
-def _read_block(launch: Launch, option: Option, config: str) -> dict[str, Any]:
+def _read_block(launch: Launch, option: Option, config: str) -> Block:
     """Return the values of JSON by field, and tell or list what is not simulated of them.
 
     _UnsimulatedError for what is refused.

@@ -12,7 +12,7 @@ from simulator.launch.fields import EngineField, by_option, read_size, read_valu
 from simulator.launch.words import Command, option_words
 from simulator.schedulers.vllm.rules import Release
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
-from simulator.util.yaml_lines import read_text
+from simulator.util.yaml_lines import Block, read_text
 
 SPEC = {
     "--spec-method": "method",
@@ -160,7 +160,7 @@ def _spelled(engine: str, word: str) -> tuple[str, list[str]]:
     return (f"--{head[2:].replace('_', '-')}" if head.startswith("--") else head), keys
 
 
-def _put(block: dict[str, Any], keys: list[str], text: str) -> None:
+def _put(block: Block, keys: list[str], text: str) -> None:
     """Put a value at keys below an option; a key that ends in + has a list."""
     *above, last = keys
     for key in above:
@@ -192,14 +192,14 @@ def _with_files(command: Command) -> list[str]:
         model = [str(options.pop("model"))] if "model" in options else []
         own = option_words(options, command.engine)
         return [*model, *before, *own, *after] if model else [*own, *before, *after]
-    flat: dict[str, Any] = {}
+    flat: Block = {}
     for key, value in options.items():
         nested = key in NESTED and isinstance(value, dict)
         flat |= {f"{key}.{name}": one for name, one in value.items()} if nested else {key: value}
     return [*before, *after, *option_words(flat, command.engine)]
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> Block:
     try:
         read = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from simulator.util.errors import HeadwayError, one_line
-from simulator.util.yaml_lines import read_text
+from simulator.util.yaml_lines import Block, read_text
 
 PROGRAMS = {
     ("vllm", "serve"): "vllm",
@@ -178,7 +178,7 @@ def _variable(entry: object) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def _containers(node: object, replicas: int = 1) -> Iterator[tuple[dict[str, Any], int]]:
+def _containers(node: object, replicas: int = 1) -> Iterator[tuple[Block, int]]:
     """Yield the containers below a node, and how many replicas of each there are."""
     if isinstance(node, dict):
         deployed = node.get("deploy")  # Compose's

@@ -149,10 +149,8 @@ class PromotingQueue(KeyQueue):
         super().__init__(policy)
         patience = getattr(policy, "patience", None)
         if not isinstance(patience, int | float) or isnan(patience) or patience <= 0:
-            raise ScenarioError(
-                "engine.scheduling_policy",
-                f"{type(policy).__name__}.patience must be more than 0 seconds, not {patience!r}",
-            )
+            what = f"{type(policy).__name__}.patience must be more than 0 seconds, not {patience!r}"
+            raise ScenarioError("engine.scheduling_policy", what)
         self._batch = batch
         self._patience, self._promote = patience, policy.promote
         self._valid: dict[Request, int] = {}  # the number of its entry in the heap; others are dead

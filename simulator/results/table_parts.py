@@ -27,6 +27,7 @@ from simulator.util.files import make_folders
 
 if TYPE_CHECKING:
     from pyarrow import Table
+    from pyarrow.parquet import ParquetWriter
 
 TABLES = ("requests", "steps")
 SPANS = {"step_rows": STEP, "swap_rows": SWAP, "draft_rows": DRAFT}
@@ -55,7 +56,7 @@ class TableParts:
             name: path.with_name(f".{path.name}.{os.getpid()}.tmp")
             for name, path in self._paths.items()
         }
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, ParquetWriter] = {}
         self._open = ExitStack()
 
     def add(self, part: PartialRecord, ids: Ints, rest: Sequence[Log], before: float) -> None:

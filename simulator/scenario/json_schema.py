@@ -12,6 +12,7 @@ from simulator.util.from_mapping import FieldInfo, as_plain, keys_of
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
 
+Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""
 
@@ -36,13 +37,13 @@ TYPES = {
 """What JSON Schema calls our bounds and types."""
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Schema:
     """Make the schema (JSON Schema 2020-12) of a scenario file.
 
     It knows every key and the plain types and bounds; what keys must be to one another, only
     loading a scenario tells. Any block may be null, which stands for its defaults.
     """
-    blocks: dict[str, Any] = {}
+    blocks: dict[str, Schema] = {}
     _schema(Scenario, {}, blocks)
     workload = blocks["WorkloadConfig"]
     for name, field in keys_of(Generator).items():
@@ -57,7 +58,7 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "Headway scenario", **scenario, "$defs": blocks}
 
 
-def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Any]) -> dict[str, Any]:
+def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Schema]) -> Schema:
     """Describe the values of a type, and put the blocks in it among the others."""
     kind = str | dict[str, Any] if kind is Named else kind
     origin, inner = get_origin(kind), get_args(kind)
@@ -75,7 +76,7 @@ def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Any]) -> dic
         return {"anyOf": [{"$ref": f"#/$defs/{kind.__name__}"}, {"type": "null"}]}
     if (origin or kind) not in TYPES:
         return {}
-    schema: dict[str, Any] = {"type": TYPES[origin or kind]}
+    schema: Schema = {"type": TYPES[origin or kind]}
     if origin is list:
         schema["items"] = _schema(inner[0], {}, blocks)
     if origin is dict:
@@ -87,14 +88,14 @@ def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Any]) -> dic
     return schema | {BOUNDS[name]: value for name, value in limits.items() if name in BOUNDS}
 
 
-def _block_schema(block: type[Config], blocks: dict[str, Any]) -> dict[str, Any]:
+def _block_schema(block: type[Config], blocks: dict[str, Schema]) -> Schema:
     keys, required = {}, []
     for name, field in block.model_fields.items():
-        own: dict[str, Any] = {"description": field.description} if field.description else {}
+        own: Schema = {"description": field.description} if field.description else {}
         if field.default is dataclasses.MISSING:
             required.append(name)
         else:
             own["default"] = as_plain(field.default)
         keys[name] = _schema(field.kind, field.limits, blocks) | own
-    about: dict[str, Any] = {"description": block.__doc__, "type": "object", "required": required}
+    about: Schema = {"description": block.__doc__, "type": "object", "required": required}
     return about | {"properties": keys, "additionalProperties": False}

@@ -18,7 +18,7 @@ from simulator.scenario.workload_config import WorkloadConfig
 from simulator.util.config import Config, FileName, PositiveFloat
 from simulator.util.errors import FieldError, HeadwayError, MappingError, field_errors, split_key
 from simulator.util.from_mapping import Field, short_repr
-from simulator.util.yaml_lines import SourceMap
+from simulator.util.yaml_lines import Block, SourceMap
 
 if TYPE_CHECKING:
     from simulator.build.assemble_fleet import FleetSpec
@@ -37,11 +37,8 @@ def _model(value: object) -> object:
     if isinstance(value, dict) and value.keys() == {"like", "name"} and all(value.values()):
         words = [*value.values()]
     if not all(isinstance(word, str) for word in words):
-        raise MappingError(
-            "",
-            "must be a model's name or path, or of a fine-tune {like: llama-3-8b, name: my-tune},"
-            f" not {short_repr(value)}",
-        )
+        what = "must be a model's name or path, or of a fine-tune {like: llama-3-8b, name: my-tune}"
+        raise MappingError("", f"{what}, not {short_repr(value)}", "value")
     return value
 
 
@@ -82,7 +79,7 @@ class GoodputConfig(Bounds):
         """The bounds of some requests alone, by the name of their class."""
         return self._classes
 
-    def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
+    def _read_others(self, values: Block) -> list[FieldError]:
         faults, found = list[FieldError](), dict[str, Bounds]()
         for key, value in values.items():
             try:
@@ -124,7 +121,7 @@ class Scenario(Config):
         description="the server's CPU (`headway calibrate --from-requests` fits it); null: by "
         "`engine.version`",
     )
-    cost: dict[str, Any] | None = Field(
+    cost: Block | None = Field(
         None,
         description="{profile: name or path}, or {kind: ...}; null: the shipped profile of this "
         "model and GPU, else roofline",
@@ -261,7 +258,7 @@ class Scenario(Config):
         names = [group.model or str(self.model) for group in groups.values()]
         return names if len(set(names)) > 1 else []
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> Block:
         """Return the scenario with every default filled in, as plain YAML types."""
         values = self.model_dump(exclude={"sweep", "plan", "rollouts"})
         if (cluster := self.cluster) is not None and cluster.is_shared_out:

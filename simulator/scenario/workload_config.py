@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from simulator.util.config import Config, Count, PositiveFloat
 from simulator.util.errors import FieldError, MappingError
 from simulator.util.from_mapping import Field, as_plain, from_mapping
+from simulator.util.yaml_lines import Block
 from simulator.workload.generate import Generator
 from simulator.workload.select import Selection
 from simulator.workload.workload import FRONTENDS, Frontend
@@ -67,11 +68,8 @@ class FrontendConfig(Config):
         if not isinstance(raw, str):
             return super()._open(raw)
         if raw not in FRONTENDS:
-            raise MappingError(
-                "",
-                f"no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
-                "per_request and per_token",
-            )
+            what = f"no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
+            raise MappingError("", f"{what}per_request and per_token", "value")
         found = FRONTENDS[raw]
         return {key: getattr(found, key) * 1e3 for key in self.model_fields}
 
@@ -102,15 +100,15 @@ class WorkloadConfig(Config):
         "or a mapping; null: requests reach the scheduler as they are sent",
     )
 
-    _given: dict[str, Any]
+    _given: Block
     _generator: Generator
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Block:
         """The keys of a generator that were given."""
         return self._given
 
-    def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
+    def _read_others(self, values: Block) -> list[FieldError]:
         self._given = values
         return []
 
@@ -157,7 +155,7 @@ class WorkloadConfig(Config):
         """The generator that the keys describe; beside a trace, what `BESIDE_TRACE` says."""
         return self._generator
 
-    def generator_keys(self) -> dict[str, Any]:
+    def generator_keys(self) -> Block:
         """Return all keys of the generator with their values, blocks as they were given."""
         values = {field.name: getattr(self._generator, field.name) for field in fields(Generator)}
         words = {k: v for k, v in self.given.items() if not isinstance(values[k], int | float)}

@@ -68,9 +68,8 @@ class Lora(Feature):
         self._running: RunningRequests = scheduler.running
         self._counts_all = scheduler.rules.counts_all_adapters
         if scheduler.keeps_books:
-            raise ScenarioError(
-                "engine.enable_lora", "needs policies of a key alone: fcfs, priority, sjf"
-            )
+            what = "needs policies of a key alone: fcfs, priority, sjf"
+            raise ScenarioError("engine.enable_lora", what)
 
     def begin(self, step: Step) -> None:
         using: Iterable[Request] = self._running

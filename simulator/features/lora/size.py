@@ -33,9 +33,8 @@ def adapter_size(model: ModelSpec, rank: int, tensor_parallel_size: int = 1) -> 
     """
     if model.num_experts or model.latent is not None or model.linear is not None:
         what = "experts" if model.num_experts else "latent or linear attention"
-        raise ScenarioError(
-            "engine.enable_lora", f"adapters of {model.name}, with {what}, are not simulated"
-        )
+        what = f"adapters of {model.name}, with {what}, are not simulated"
+        raise ScenarioError("engine.enable_lora", what)
     gpus, hidden = tensor_parallel_size, model.hidden_size
     query = model.num_attention_heads * model.head_dim
     key = model.num_key_value_heads * model.head_dim

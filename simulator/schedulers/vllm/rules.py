@@ -159,9 +159,8 @@ def check_known(text: str) -> None:
     if release != newest_up_to(release):
         minor = write_release(release[:2])
         last = write_release(newest_up_to(release))
-        raise ValueError(
-            f"must be a release of vLLM: {text} is not known, of {minor} the last is {last}"
-        )
+        what = f"must be a release of vLLM: {text} is not known, of {minor} the last is {last}"
+        raise ValueError(what)
 
 
 def newest_up_to(release: Release) -> Release:
