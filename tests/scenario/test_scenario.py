@@ -231,7 +231,8 @@ def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     """Loading a scenario needs no reader: the names are read without what they name."""
     (formats, _) = get_args(TraceConfig.model_fields["format"].annotation)
     assert get_args(formats) == (*traces.FORMATS,)
-    assert set(traces.OPTIONS) == READ_OPTIONS | {"columns"}  # which stands beside the trace
+    # Any file may need an encoding; columns stand beside the trace.
+    assert {*traces.OPTIONS, "encoding"} == READ_OPTIONS | {"columns"}
     assert TraceConfig.model_fields.keys() - READ_OPTIONS - {"path", "format"} == {
         *Selection.model_fields
     }

@@ -10,6 +10,8 @@ import zipfile
 import pytest
 
 from headway.cli.main import main
+from simulator.scenario.draw import make_workload
+from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, MappingError
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import comes_in_pieces, read_pieces
@@ -98,6 +100,14 @@ def test_an_encoding_may_be_told(put, capsys, monkeypatch):
     assert "Möller" in capsys.readouterr().out
     with pytest.raises(MappingError, match="encoding: 'cp0' is none that Python knows"):
         read_trace(path, encoding="cp0")
+
+
+def test_a_scenario_may_say_both_encoding_and_format(put):
+    path = put("", "t.csv")
+    path.write_bytes(TEXT.encode("cp1252"))
+    trace = {"path": str(path), "format": "requests", "encoding": "cp1252"}
+    work = make_workload(load_scenario({"workload": {"trace": trace}}))
+    assert work.client == ["Möller", "Müller"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ of it and gives its requests to `Records` (`records.py`). What is wrong becomes
 `FILE:LINE: column: what is wrong`.
 """
 
-from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
-from simulator.workload.traces.read import OPTIONS, read_trace
+from simulator.workload.traces.formats import FORMATS, OPTIONS, formats_with, missing_trace
+from simulator.workload.traces.read import read_trace
 from simulator.workload.traces.write import write_mooncake
 
 __all__ = ["FORMATS", "OPTIONS", "formats_with", "missing_trace", "read_trace", "write_mooncake"]

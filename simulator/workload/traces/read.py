@@ -27,10 +27,6 @@ from simulator.workload.traces.packed import take_encoding
 from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Floats, Requests, Workload
 
-OPTIONS = (
-    *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
-    *("encoding", "result"),
-)
 BY_CLOCK: Mapping[str, str] = NAMES["by clock"]
 """What of a run its file of requests does not carry."""
 RUSH = 500.0  # requests/s: hardly the unit that was meant
@@ -50,7 +46,7 @@ def read_trace(
         path: the file.
         format: one of `FORMATS`.
         option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
-        given: `OPTIONS` by name; None: not given. `time_unit`: `ms` or `s`, of a Mooncake trace:
+        given: options by name; None: not given. `time_unit`: `ms` or `s`, of a Mooncake trace:
             `ms` by default, `s` for `timed_trace`. `hash_block_size`: tokens that one of the
             `hash_ids` stands for: 512 for `mooncake`, 16 for `timed_trace` and `llmservingsim` by
             default. Those that `headway serve` writes say it themselves. `session_turns`: whether a

@@ -26,6 +26,8 @@ def _format(name: str, row: dict[str, Any]) -> Format:
 
 FORMATS = {name: _format(name, row) for name, row in _ROWS.items()}
 """By name. The first that `detect`s a file's first line is taken."""
+OPTIONS = tuple(dict.fromkeys(option for form in FORMATS.values() for option in form.options))
+"""What some formats take; `encoding` any file may need."""
 
 
 def formats_with(option: str) -> tuple[str, ...]:
