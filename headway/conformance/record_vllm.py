@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.conformance.case_model import Case, CaseRequest
 from headway.conformance.cases import read_cases
-from headway.conformance.recorder import dump
+from headway.conformance.recorder import SETTINGS, dump
 from headway.conformance.transfers import Transfers
 from headway.vllm.engine_fields import vllm_fields
 from headway.vllm.installed import start_vllm
@@ -35,15 +35,6 @@ from simulator.schedulers.vllm.rules import NEWEST_RELEASE, options_without_effe
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
 
-OPTIONS = (
-    *("policy", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling"),
-    *("enable_chunked_prefill", "long_prefill_token_threshold", "watermark"),
-    *("long_prefill_token_threshold_adaptive", "prefill_schedule_interval"),
-    "max_num_active_seqs",
-    "max_num_scheduled_tokens",
-    "disable_chunked_mm_input",
-    "pipeline_parallel_size",
-)
 NIXL_WORKERS = [
     f"vllm.distributed.kv_transfer.kv_connector.v1.nixl.{name}"
     for name in ("base_worker", "pull_worker", "push_worker", "worker")
@@ -120,11 +111,14 @@ class RecordedVllm:
     def __post_init__(self) -> None:
         config, drafts = self.case.config, self.case.config.speculative_config
         self._drafts = drafts.settings() if drafts is not None else None
-        options = config.model_dump(include={*OPTIONS})
+        options = config.model_dump(include={*SETTINGS, "policy", "disable_chunked_mm_input"})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
         self.vllm, self._new_request = start_vllm(
-            *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
+            options,
+            blocks,
+            config.enable_prefix_caching,
+            config.kv_cache_groups,
             max_loras=config.max_loras,
             retention=config.prefix_cache_retention_interval,
             unit=config.prefix_match_unit,
@@ -314,7 +308,11 @@ class RecordedVllm:
             ]
             allowed = max(one.max_tokens or 0, one.output_len)
             made = self._new_request(
-                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0),
+                _name(one),
+                tokens,
+                allowed,
+                one.arrival_ns,
+                one.priority or 0,
                 lora_request=_adapter(one.adapter),
                 mm_features=_images(named),
             )

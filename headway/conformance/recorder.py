@@ -23,6 +23,22 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 
+SETTINGS = (
+    "async_scheduling",
+    "pipeline_parallel_size",
+    "max_num_seqs",
+    "max_num_active_seqs",
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "max_model_len",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
+    "watermark",
+)
+"""Settings of a case that Headway's scheduler and vLLM take alike."""
+
 
 class StepLimit(Exception):  # noqa: N818  it is no error
     """The case has had its `max_steps`."""

@@ -12,7 +12,7 @@ from simpy.core import EmptySchedule
 
 from headway.conformance.case_model import Case, StepTime
 from headway.conformance.pulling import Pulling
-from headway.conformance.recorder import Recorder, StepLimit, dump
+from headway.conformance.recorder import SETTINGS, Recorder, StepLimit, dump
 from headway.vllm.installed import InstalledBlocks, InstalledScheduler
 from headway.vllm.interface import MAMBA
 from simulator.core.alarm import Alarm
@@ -232,23 +232,6 @@ class RecordedPipelineReplica(RecordedReplica, PipelineReplica):
             self.recorder.write_outcome(ends)
 
 
-_OPTIONS = (
-    "async_scheduling",
-    "pipeline_parallel_size",
-    "max_num_seqs",
-    "max_num_active_seqs",
-    "max_num_batched_tokens",
-    "max_num_scheduled_tokens",
-    "max_model_len",
-    "enable_chunked_prefill",
-    "long_prefill_token_threshold",
-    "long_prefill_token_threshold_adaptive",
-    "prefill_schedule_interval",
-    "prefix_cache_retention_interval",
-    "watermark",
-)
-
-
 class Replay:
     """One run of a case.
 
@@ -276,7 +259,12 @@ class Replay:
         named = [r.named_prompt(config.hash_id_tokens) for r in case.requests]
         self.requests = [
             Request(
-                *(r.id, r.arrival_ns, r.prompt_len, r.output_len, "", r.priority or 0, prompt),
+                r.id,
+                r.arrival_ns,
+                r.prompt_len,
+                r.output_len,
+                priority=r.priority or 0,
+                segments=prompt,
                 max_tokens=r.max_tokens,
                 model=f"lora-{r.adapter}" if r.adapter else "",
             )
@@ -309,7 +297,7 @@ class Replay:
 
     def _make_scheduler(self, installed: bool) -> Recorded:
         config = self.case.config
-        options = config.model_dump(include={*_OPTIONS})
+        options = config.model_dump(include={*SETTINGS, "prefix_cache_retention_interval"})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         size = (config.num_gpu_blocks, config.block_size)
         release = self.release or NEWEST_RELEASE

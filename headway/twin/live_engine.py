@@ -109,7 +109,7 @@ class LiveEngine:
         specs = resolve_groups(scenario)
         fleet = make_fleet(self.env, fleet_spec(scenario), specs, self._sessions)
         record, life = add_replicas(
-            *(fleet, scenario, specs, True), leap=False, startup_delay=startup_delay
+            fleet, scenario, specs, True, leap=False, startup_delay=startup_delay
         )
 
         def connect(submit: Act, cancel: Act) -> "LiveEngine":
@@ -166,7 +166,7 @@ class LiveEngine:
         asked.arrival = now = self.env.now
         self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
         lengths = asked.prompt_tokens, asked.output_tokens
-        request = Request(self.next_id, arrival, *lengths, asked.client)
+        request = Request(self.next_id, arrival, *lengths, client=asked.client)
         request.priority, request.segments = asked.priority, asked.segments
         request.max_tokens = asked.max_tokens
         hint = self._predict(request, asked) if asked.hint is None else asked.hint
@@ -286,7 +286,8 @@ class LiveEngine:
         known = {int(number) for log in logs for number in log.requests["id"]}
         for number in {*range(len(asked))} - known:
             logs[0].record_unserved(number, -1.0, UNFINISHED)
-        result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.specs, True)
+        sent = asked.arrival.copy()
+        result = Result(self.scenario, asked, sent, logs, self.specs, interrupted=True)
         result.cluster = self.cluster
         return result
 

@@ -19,6 +19,7 @@ that is gone until a time-out; here it hears of it.)
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf, nextafter
 
@@ -115,9 +116,8 @@ class DisaggregatedFleet(PairedFleet):
             self._hold(request)
             return
         self._stamp_arrival(request)
-        job = Request(
-            *(request.id, request.arrival, request.prompt_tokens, 1),
-            *(request.client, request.priority, request.segments, request.hint),
+        job = replace(
+            request, output_tokens=1, max_tokens=None, ignore_eos=False, model="", blocks=None
         )
         self._client_requests[request.id] = request
         if self._decodes_first:

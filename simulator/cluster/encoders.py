@@ -116,7 +116,12 @@ class EncoderFleet(PairedFleet):
         self._last_job -= 1
         size = item.end - item.start
         return Request(
-            *(self._last_job, self.env.now, size, 1, request.client, request.priority),
+            self._last_job,
+            self.env.now,
+            size,
+            1,
+            client=request.client,
+            priority=request.priority,
             segments=((item.media, size),),
         )
 

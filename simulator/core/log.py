@@ -288,7 +288,8 @@ class Log:
 
     def record_unserved(self, id: int, finish: float, reason: int) -> None:
         """Write down when a request was given up, s (-1: it was not), and no more."""
-        self.request_rows += pack_request(-1.0, -1.0, finish, id, 0, 0, 0, reason)
+        times, counts = (-1.0, -1.0, finish), (0, 0, 0)
+        self.request_rows += pack_request(*times, id, *counts, reason)
 
     @property
     def written(self) -> tuple[int, int]:
@@ -330,11 +331,6 @@ class Log:
             )
         if not copies.outgoing and not copies.incoming:
             return
-        self.swap_rows += pack_swap(
-            start,
-            len(copies.outgoing),
-            copies.swapped_out,
-            len(copies.incoming),
-            copies.swapped_in,
-            swap,
-        )
+        out = len(copies.outgoing), copies.swapped_out
+        back = len(copies.incoming), copies.swapped_in
+        self.swap_rows += pack_swap(start, *out, *back, swap)

@@ -1,7 +1,7 @@
 """The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 Segments = tuple[tuple[Hashable, int], ...]
@@ -37,6 +37,7 @@ def items_of(prompt: Segments | None) -> tuple[Item, ...]:
     return tuple(items)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One user's request and how far it has come.
 
@@ -45,74 +46,64 @@ class Request:
     and `max_tokens`, which the client declares.
     """
 
-    __slots__ = (
-        *("id", "arrival", "prompt_tokens", "output_tokens", "client", "priority", "segments"),
-        *("hint", "max_tokens", "ignore_eos", "model", "items", "output_limit", "allowed"),
-        *("computed", "generated", "swapped", "padding", "remote", "blocks", "hashes", "unknown"),
-        *("mid_prefill", "admission", "joined", "last_tick", "run_start", "again"),
-        *("first_scheduled", "first_token", "finish", "preemptions", "cached", "received"),
-    )
+    id: int
+    arrival: float  # seconds
+    prompt_tokens: int
+    output_tokens: int  # the length at which it ends by itself
+    _: KW_ONLY
+    client: str = ""
+    priority: int = 0
+    segments: Segments | None = None  # None: a prompt shared with nobody
+    hint: int | None = None  # output tokens that a predictor expects; None: there is none
+    max_tokens: int | None = None  # output tokens that the client allows; None: it does not say
+    ignore_eos: bool = False  # it ends with the last token that the client allows (SGLang)
+    model: str = ""  # the adapter, or of several models the one, that it asks for; "": none
+    blocks: list[int] | None = None  # its block table, where blocks have names
 
-    def __init__(  # noqa: PLR0917
-        self,
-        id: int,
-        arrival: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        client: str = "",
-        priority: int = 0,
-        segments: Segments | None = None,
-        hint: int | None = None,
-        max_tokens: int | None = None,
-        ignore_eos: bool = False,
-        model: str = "",
-        blocks: list[int] | None = None,
-    ) -> None:
-        self.id = id
-        self.arrival = arrival  # seconds
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens  # the length at which it ends by itself
-        self.client = client
-        self.priority = priority
-        self.segments = segments  # None: a prompt shared with nobody
-        self.hint = hint  # output tokens that a predictor expects; None: there is none
-        self.max_tokens = max_tokens  # output tokens that the client allows; None: it does not say
-        self.ignore_eos = ignore_eos  # it ends with the last token that the client allows (SGLang)
-        self.model = model  # the adapter, or of several models the one, that it asks for; "": none
+    # The engine's side.
+    # Images and clips in its prompt, for an engine's encoder.
+    items: Sequence[Item] = field(default=(), init=False)
+    # Tokens after which the engine ends it, whatever it still had to say.
+    output_limit: int = field(default=0, init=False)
+    # Tokens that it may bring out for all the engine knows (SGLang).
+    allowed: int = field(default=0, init=False)
+    computed: int = field(default=0, init=False)  # tokens whose KV is in the cache
+    # Tokens that have come out, kept over a preemption.
+    generated: int = field(default=0, init=False)
+    # Tokens whose KV waits on the host, after a preemption.
+    swapped: int = field(default=0, init=False)
+    # Tokens put before the prompt to even out a static batch.
+    padding: int = field(default=0, init=False)
+    # Waits for more than room: see kv_roles.py and pipeline.py.
+    remote: int = field(default=0, init=False)
+    # Of its full blocks, as far as asked for.
+    hashes: list[int] | None = field(default=None, init=False)
+    # Of `generated`, tokens that are still on their way (async_scheduling).
+    unknown: int = field(default=0, init=False)
+    # Tokens were left at its last step (for held prefill).
+    mid_prefill: bool = field(default=False, init=False)
+    # The number of its admission: the order of the running list.
+    admission: int = field(default=-1, init=False)
+    # The tick at which it joined the decode set; -1: it is not in it.
+    joined: int = field(default=-1, init=False)
+    # The tick after which it ends, if it stays in the set until then.
+    last_tick: int = field(default=-1, init=False)
+    # When the first token of the current run of ticks came out.
+    run_start: float = field(default=0.0, init=False)
 
-        # The engine's side.
-        self.items: Sequence[Item] = ()  # images and clips in its prompt, for an engine's encoder
-        self.output_limit = 0  # tokens after which the engine ends it, whatever it still had to say
-        self.allowed = 0  # tokens that it may bring out for all the engine knows (SGLang)
-        self.computed = 0  # tokens whose KV is in the cache
-        self.generated = 0  # tokens that have come out, kept over a preemption
-        self.swapped = 0  # tokens whose KV waits on the host, after a preemption
-        self.padding = 0  # tokens put before the prompt to even out a static batch
-        self.remote = 0  # waits for more than room: see kv_roles.py and pipeline.py
-        self.blocks = blocks  # its block table, where blocks have names
-        self.hashes: list[int] | None = None  # of its full blocks, as far as asked for
-        self.unknown = 0  # of `generated`, tokens that are still on their way (async_scheduling)
-        self.mid_prefill = False  # tokens were left at its last step (for held prefill)
-        self.admission = -1  # the number of its admission: the order of the running list
-        self.joined = -1  # the tick at which it joined the decode set; -1: it is not in it
-        self.last_tick = -1  # the tick after which it ends, if it stays in the set until then
-        self.run_start = 0.0  # when the first token of the current run of ticks came out
-
-        # What is written down about it.
-        self.first_scheduled = -1.0
-        self.first_token = -1.0
-        self.finish = -1.0
-        self.preemptions = 0
-        self.cached = 0  # prompt tokens found in the prefix cache at the first admission
-        self.received = 0  # tokens that its client had when it hung up
-        self.again: Request | None = None  # the same, sent once more
+    # What is written down about it.
+    first_scheduled: float = field(default=-1.0, init=False)
+    first_token: float = field(default=-1.0, init=False)
+    finish: float = field(default=-1.0, init=False)
+    preemptions: int = field(default=0, init=False)
+    # Prompt tokens found in the prefix cache at the first admission.
+    cached: int = field(default=0, init=False)
+    received: int = field(default=0, init=False)  # tokens that its client had when it hung up
+    again: "Request | None" = field(default=None, init=False)  # the same, sent once more
 
     def retry(self, now: float) -> "Request":
         """Return what its client sends once more: nothing that an engine has done is left."""
-        self.again = Request(
-            *(self.id, now, self.prompt_tokens, self.output_tokens, self.client, self.priority),
-            *(self.segments, self.hint, self.max_tokens, self.ignore_eos, self.model),
-        )
+        self.again = replace(self, arrival=now, blocks=None)
         return self.again
 
     @property
@@ -209,6 +200,7 @@ class Work(Protocol):
         """Return what it adds to figures of the summary, of a step of so many s, `own` its own."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -216,31 +208,24 @@ class Step:
     cost the simulator anything per running request.
     """
 
-    __slots__ = (
-        *("prefills", "decodes", "context", "padding", "ghosts", "singles", "copies"),
-        *("drafts", "drafting", "longest", "work"),
-    )
-
-    def __init__(
-        self,
-        prefills: list[Chunk],
-        decodes: int = 0,
-        context: int = 0,
-        *,
-        drafts: int = 0,
-        copies: Copies | None = None,
-    ) -> None:
-        self.prefills = prefills
-        self.decodes = decodes  # sequences that advance by one token, a static batch's ghosts too
-        self.context = context  # KV entries that they read in all, each one's new tokens included
-        self.padding = 0  # of the prefill tokens, those that only even out a static batch
-        self.ghosts = 0  # of the decodes, those whose request has already ended
-        self.singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
-        self.copies = copies  # KV blocks that move between GPU and host
-        self.drafts = drafts  # draft tokens that the decodes verify, beside a token each
-        self.drafting = -1  # draft tokens for each sequence made after it; -1: the usual number
-        self.longest = 0  # KV entries that one decode reads at most, where the executor asks
-        self.work: dict[str, Work] | None = None  # of features, by their keys; None: of none
+    prefills: list[Chunk]
+    decodes: int = 0  # sequences that advance by one token, a static batch's ghosts too
+    context: int = 0  # KV entries that they read in all, each one's new tokens included
+    _: KW_ONLY
+    drafts: int = 0  # draft tokens that the decodes verify, beside a token each
+    copies: Copies | None = None  # KV blocks that move between GPU and host
+    # Of the prefill tokens, those that only even out a static batch.
+    padding: int = field(default=0, init=False)
+    # Of the decodes, those whose request has already ended.
+    ghosts: int = field(default=0, init=False)
+    # Of the decodes, those scheduled one by one.
+    singles: list[Chunk] | None = field(default=None, init=False)
+    # Draft tokens for each sequence made after it; -1: the usual number.
+    drafting: int = field(default=-1, init=False)
+    # KV entries that one decode reads at most, where the executor asks.
+    longest: int = field(default=0, init=False)
+    # Of features, by their keys; None: of none.
+    work: dict[str, Work] | None = field(default=None, init=False)
 
     def add_copies(self) -> Copies:
         """Return what it copies, to be added to."""

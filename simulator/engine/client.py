@@ -3,7 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import inf, isnan, nan, nextafter
 from typing import TYPE_CHECKING
@@ -43,11 +43,11 @@ class RequestReader:
             arrival,
             self.prompts[index],
             self._outputs[index],
-            "" if self._client is None else self._client[index],
-            0 if self._priority is None else int(self._priority[index]),
-            None if self._segments is None else self._segments[index],
-            None if self._hints is None else self._hints[index] or None,
-            None if self._max_tokens is None else self._max_tokens[index] or None,
+            client="" if self._client is None else self._client[index],
+            priority=0 if self._priority is None else int(self._priority[index]),
+            segments=None if self._segments is None else self._segments[index],
+            hint=None if self._hints is None else self._hints[index] or None,
+            max_tokens=None if self._max_tokens is None else self._max_tokens[index] or None,
             model="" if self._models is None else self._models[index],
         )
 
@@ -87,8 +87,9 @@ class Chunk:
     first: int  # id of the first
     reader: RequestReader
     sent: "array[float]"  # s; NaN: not yet
-    left: int  # requests that have not ended
+    _: KW_ONLY
     times: Floats  # s, when those come that wait for nobody
+    left: int = 0  # requests that have not ended
     first_turns: Sequence[int] | None = None  # which these are; None: all
     rows: Ints | None = None  # which of the chunk are sent from here; None: all
 
@@ -154,7 +155,7 @@ class ChunkSender:
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
         work = self._chunk.work.part(np.empty(0, np.int64))
-        return Chunk(work, self.total, RequestReader(work), array("d"), 0, work.arrival)
+        return Chunk(work, self.total, RequestReader(work), array("d"), times=work.arrival)
 
     def pop_ended(self) -> Iterator[Chunk]:
         """Hand over the first chunks, as far as all of their requests have ended."""
@@ -223,7 +224,7 @@ class StreamClient(ChunkSender):
             times = work.arrival[first_turns]
             self._turns.load(work, first)
         reader, sent = RequestReader(work, range(first, first + left)), array("d", [nan]) * left
-        chunk = Chunk(work, first, reader, sent, left, times, first_turns)
+        chunk = Chunk(work, first, reader, sent, times=times, left=left, first_turns=first_turns)
         self.chunks[self._fetched] = chunk
         self._fetched, self._requests = self._fetched + 1, self._requests + left
         return True

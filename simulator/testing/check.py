@@ -12,7 +12,7 @@ the same answer every time.
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from traceback import extract_tb
@@ -84,11 +84,8 @@ class GuardedRequest(Request):
         self, request: Request, hides: Callable[[str, str], bool], reads: list[str]
     ) -> None:
         self.hides, self.reads = hides, reads
-        super().__init__(
-            *(request.id, request.arrival, request.prompt_tokens, request.output_tokens),
-            *(request.client, request.priority, request.segments, request.hint),
-            *(request.max_tokens, request.ignore_eos, request.model),
-        )
+        given = {one.name: getattr(request, one.name) for one in fields(Request) if one.init}
+        super().__init__(**given)
 
 
 class RecordingCost:

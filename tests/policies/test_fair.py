@@ -102,7 +102,7 @@ def test_who_comes_back_after_a_preemption_pays_nothing() -> None:
     """4 rounds of a token pay for the prompt, once."""
     policy = DRR(quantum=1, output_weight=0)
     queue = policy.queue(Scheduler(BlockCounter(9, 4)))
-    request = Request(0, 0.0, 4, 9, "A")
+    request = Request(0, 0.0, 4, 9, client="A")
     queue.add(request)
     assert (queue.take(), policy.round) == (request, 4)
     request.preemptions = 1
@@ -169,7 +169,7 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
     """Also before the step that would have seen it."""
     policy = Fair()
     queue = policy.queue(Scheduler(BlockCounter(9, 4)))
-    one, two = Request(0, 0.0, 4, 1, "A"), Request(1, 0.0, 4, 1, "B")
+    one, two = (Request(k, 0.0, 4, 1, client=name) for k, name in enumerate("AB"))
     assert queue.add(one)
     assert queue.add(two)
     queue.remove(one)
@@ -216,7 +216,7 @@ def test_an_idle_client_has_no_credit_under_wfq() -> None:
 
 def test_who_goes_after_the_head_was_looked_at_is_not_taken() -> None:
     queue = Fair().queue(Scheduler(BlockCounter(9, 4)))
-    one, two = Request(0, 0.0, 4, 1, "A"), Request(1, 0.0, 4, 1, "B")
+    one, two = (Request(k, 0.0, 4, 1, client=name) for k, name in enumerate("AB"))
     queue.add(one)
     queue.add(two)
     assert queue.head() == one

@@ -1,6 +1,7 @@
 """Which prompts a pass of SGLang's loop computes (`PrefillAdder` in `schedule_policy.py`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -46,6 +47,7 @@ class Verdict(Enum):
 CONTINUE, NO_TOKEN, OTHER = Verdict  # as names of the module they are found faster
 
 
+@dataclass(slots=True, eq=False)
 class PrefillBudget:
     """What one pass may still compute and promise, in tokens.
 
@@ -53,30 +55,17 @@ class PrefillBudget:
     more than its tokens.
     """
 
-    __slots__ = (
-        *("scheduler", "rem_input", "rem_chunk", "total_offset", "current_offset", "batch"),
-        *("chunked", "preempted", "ends", "loads"),
-    )
-
-    def __init__(
-        self,
-        scheduler: Admitting,
-        rem_input: int,
-        rem_chunk: int | None,
-        total_offset: float,
-        current_offset: int,
-    ) -> None:
-        self.scheduler = scheduler
-        self.rem_input = rem_input  # of max_prefill_tokens
-        self.rem_chunk = rem_chunk  # of chunked_prefill_size; None: prompts are not split
-        self.total_offset = total_offset  # promised, what is expected of those who run included
-        self.current_offset = current_offset  # of that, what this pass allocates
-        self.batch: list[tuple[Request, int]] = []  # and its tokens
-        self.chunked: Request | None = None  # who was admitted for a part of its prompt
-        self.preempted: list[Request] = []
-        self.loads: list[Load] = []  # from the host
-        self.ends: list[tuple[float, int]] | None = None
-        """(Tokens left, tokens held) of those who run, the next to end first."""
+    scheduler: Admitting
+    rem_input: int  # of max_prefill_tokens
+    rem_chunk: int | None  # of chunked_prefill_size; None: prompts are not split
+    total_offset: float  # promised, what is expected of those who run included
+    current_offset: int  # of that, what this pass allocates
+    batch: list[tuple[Request, int]] = field(default_factory=list)  # and its tokens
+    chunked: Request | None = None  # who was admitted for a part of its prompt
+    preempted: list[Request] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)  # from the host
+    # (Tokens left, tokens held) of those who run, the next to end first.
+    ends: list[tuple[float, int]] | None = None
 
     @property
     def rem_total(self) -> float:
