@@ -73,7 +73,7 @@ def read_requests(
     With `failed` those that failed are there, too, where it is told when they were sent and when
     they failed, else after `timeout` s. `reading`: columns and the like, as in `read_trace`.
     """
-    table, _ = read_table(path, None, {k: v for k, v in reading.items() if v is not None})
+    table = read_table(path, None, {k: v for k, v in reading.items() if v is not None})
     parts, patience = [table], np.full(len(table.time), np.nan)
     if failed and table.lost is not None and len(table.time):
         parts.append(_asked(table.lost, table))

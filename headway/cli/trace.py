@@ -43,7 +43,8 @@ def describe(
     from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text
 
-    workload, known, table = _read(file, format, reading.given)
+    workload, table = _read(file, format, reading.given)
+    known = "scenario" if table is None else table.format
     ledger = None if table is None else table.ledger
     if json_:
         print_json(figures(workload, known) | ({} if ledger is None else ledger.figures()))
@@ -74,7 +75,7 @@ def convert(
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
-    workload, _, _ = _read(source, format, reading.given)
+    workload, _ = _read(source, format, reading.given)
     check_unread("OUT", target)  # what a scenario reads
     if spread_seconds:
         from simulator.workload.describe import spread_seconds as spread
@@ -88,10 +89,8 @@ def convert(
     return 0
 
 
-def _read(
-    path: Path, format: str | None, given: dict[str, Any]
-) -> "tuple[Workload, str, Table | None]":
-    """Read a trace, or make the workload of a scenario; with its format and table."""
+def _read(path: Path, format: str | None, given: dict[str, Any]) -> "tuple[Workload, Table | None]":
+    """Read a trace, with its table, or make the workload of a scenario."""
     if path.suffix in {".yaml", ".yml"}:
         from simulator.scenario.draw import make_workload
         from simulator.scenario.load import load_scenario
@@ -99,12 +98,11 @@ def _read(
         for name in ["format"] * (format is not None) + [*given]:
             option = name.replace("_", "-")
             raise HeadwayError(f"--{option}: needs a trace; {path} is a scenario")
-        return make_workload(load_scenario(path)), "scenario", None
+        return make_workload(load_scenario(path)), None
     from simulator.workload.traces.read import read_measured
 
     with named_by_option(given | {"format": format}):
-        workload, table, name = read_measured(path, format, given)
-    return workload, name, table
+        return read_measured(path, format, given)
 
 
 @trace.command(name="from-metrics")

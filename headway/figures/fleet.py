@@ -85,10 +85,12 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
     names = np.array([name for name, _ in cores])[ever]
     return FleetLevels(
         *_rates(run, edges),
-        *(queue, kv, queue + running),
-        _imbalance(queue + running, serving, names),
-        _scalings(run, [weight for _, weight in cores]),
-        sorted({period for known in periods for period in known.get("down", ())}),
+        queue=queue,
+        kv=kv,
+        present=queue + running,
+        imbalance=_imbalance(queue + running, serving, names),
+        scalings=_scalings(run, [weight for _, weight in cores]),
+        outages=sorted({period for known in periods for period in known.get("down", ())}),
     )
 
 
@@ -165,12 +167,15 @@ SCALED: Mapping[tuple[str, str], int] = {
 """Changes of state that an autoscaler orders, and how many replicas each adds."""
 
 
-def band(levels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the least, the median and the most of the replicas in each bin; NaN where none is."""
+def band(levels: Floats) -> Floats:
+    """Return three rows: the least, the median and the most of the replicas in each bin.
+
+    They are NaN where there is no replica.
+    """
     there = np.isfinite(levels).any(axis=0)
     found = np.full((3, levels.shape[1]), np.nan)
     found[:, there] = np.nanpercentile(levels[:, there], [0, 50, 100], axis=0)
-    return found[0], found[1], found[2]
+    return found
 
 
 def fleet_edges(runs: Sequence[Run], bins: int = BINS) -> Floats:
@@ -253,7 +258,10 @@ def _name_all(figure: "Figure", columns: int) -> None:
 
 
 TITLES = (
-    *("Replicas", "Load", "Waiting at each replica", "KV cache of each replica"),
+    "Replicas",
+    "Load",
+    "Waiting at each replica",
+    "KV cache of each replica",
     "Requests at the fullest replica over the mean of its group",
 )
 UNITS = ("replicas", "requests/s", "requests waiting", "% of KV blocks", "imbalance")

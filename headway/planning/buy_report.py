@@ -7,7 +7,7 @@ from itertools import product
 from math import inf
 
 from headway.planning.buy import TOLD, Answer, buy, line, orders
-from headway.planning.candidate import Candidate, looked_at, verdicts
+from headway.planning.candidate import PlanAnswer, looked_at, verdicts
 from headway.planning.market import SIZES, Offer
 from headway.planning.plan import Runs
 from headway.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
@@ -102,12 +102,12 @@ def wanted_gpus(text: str | None, *, by_data_sheet: bool = False) -> list[Gpu]:
 
 def find_offers(
     problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: Runs
-) -> tuple[list[Candidate], Candidate, list[str]]:
-    """Return all candidates, what to buy, and the answer in words."""
+) -> PlanAnswer:
+    """Return all candidates, and of these what to buy."""
     answer = buy(problem, gpus, precision, runs)
     ranked = {one.label for one in answer.ranked}
     others = [one for one in answer.offers if one.label not in ranked]
-    return [*answer.ranked, *others], answer.ranked[0], buy_lines(problem, answer)
+    return PlanAnswer([*answer.ranked, *others], answer.ranked[0], buy_lines(problem, answer))
 
 
 def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:

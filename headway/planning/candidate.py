@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.planning.design import DesignPoint
 from headway.planning.intervals import Estimate
 from headway.planning.problem import PlanProblem, is_random, scales
 from headway.planning.runs import MetricValues
-from headway.planning.search import SearchResult, capacity
+from headway.planning.search import SearchResult, capacity_ends
 from headway.planning.verdict import Trial, interval
 from simulator.models.gpus import find_gpu
 from simulator.results.cluster_metrics import price_of_cluster
@@ -28,6 +28,14 @@ Row = dict[str, Any]
 """A row of the table that a plan writes, by column."""
 SEATS = "engine.max_num_seqs"
 SEATED = ("vllm", "textbook")  # engines for which seats are a limit and nothing else
+
+
+class Speed(NamedTuple):
+    """What a load comes to, as a mean of its runs."""
+
+    trial: Trial
+    user: float  # tokens/s
+    total: float  # tokens/s of all users
 
 
 @dataclass(slots=True)
@@ -73,7 +81,7 @@ class Candidate(DesignPoint):
         Where nothing is random the load is between the last place that holds and the next.
         """
         assert self.scenario is not None
-        low, _, high = capacity(self.result.trials)
+        low, high = capacity_ends(self.result.trials)
         if not is_random(self.scenario):
             beyond = self.result.beyond
             return self.best.at, None if beyond is None else beyond.at
@@ -105,8 +113,8 @@ class Candidate(DesignPoint):
         """Return a metric where the configuration just holds."""
         return interval(self.best.runs, metric, confidence)
 
-    def speeds(self, *, of_best: bool) -> Iterator[tuple[Trial, float, float]]:
-        """Return, for each load tried, tokens/s per user and tokens/s of all, by its longest look.
+    def speeds(self, *, of_best: bool) -> Iterator[Speed]:
+        """Yield the speed at each load that was tried, by its longest look.
 
         `of_best`: only of the place that was found, as where the fleet's size was searched for.
         """
@@ -115,7 +123,15 @@ class Candidate(DesignPoint):
             if of_best and trial is not self.result.best:
                 continue
             if tpot := interval(trial.runs, "mean_tpot_ms").mean:
-                yield trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean
+                yield Speed(trial, 1000.0 / tpot, interval(trial.runs, "output_throughput").mean)
+
+
+class PlanAnswer(NamedTuple):
+    """What a plan has found."""
+
+    candidates: list[Candidate]
+    best: Candidate
+    lines: Sequence[str] = ()  # in words, where a table does not say it
 
 
 def resources(scenario: Scenario, runs: Sequence[MetricValues] = ()) -> tuple[float, float | None]:

@@ -13,7 +13,7 @@ from time import process_time
 from typing import Protocol
 
 from headway.planning.alone import broken_alone
-from headway.planning.candidate import Candidate, by_seats, resources
+from headway.planning.candidate import Candidate, PlanAnswer, by_seats, resources
 from headway.planning.design import (
     factors,
     fold_errors,
@@ -93,13 +93,11 @@ class Runs:
             self.seconds = inf
 
 
-def find_best(
-    problem: PlanProblem, optuna: int | None, runs: Runs
-) -> tuple[list[Candidate], Candidate, list[str]]:
+def find_best(problem: PlanProblem, optuna: int | None, runs: Runs) -> PlanAnswer:
     """Search for every candidate, or for `optuna` of them; return them answered, and the best.
 
-    Runs that the journal has are not made again, and it gets those that are. Nothing is to be said
-    beside the table: the third is []. Raises HeadwayError where none can be run, or none holds.
+    Runs that the journal has are not made again, and it gets those that are. Raises HeadwayError
+    where none can be run, or none holds.
     """
     progress = runs.progress
     if optuna is None:
@@ -128,7 +126,7 @@ def find_best(
         if candidate.not_tried and progress is not None:
             progress(candidates, 0, candidate)
     find_headroom(problem, candidates, runs)
-    return candidates, choose_best(problem, candidates), []
+    return PlanAnswer(candidates, choose_best(problem, candidates))
 
 
 def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
@@ -327,9 +325,10 @@ def _run_all(
             outcomes[k] = loaded
             continue
         scenario, steady, warmup, window = loaded
-        changed: list[object] = [] if problem.change == AS_IT_IS else [[*problem.change]]
-        changed += [] if window is None else [window]
-        key = scenario_key(scenario, "plan", steady, warmup, bounds, *changed)
+        parts: list[object] = [steady, warmup, bounds]
+        parts += [] if problem.change == AS_IT_IS else [[*problem.change]]
+        parts += [] if window is None else [window]
+        key = scenario_key(scenario, "plan", *parts)
         if key in known:
             outcomes[k] = Outcome(known[key])
         else:

@@ -115,9 +115,9 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
     trials = [] if trials is None else trials
     result = yield from _search(start, criteria, next_level, trials, rising=False)
     if result.best is not None and criteria.replications > 1 and any(not t.ok for t in trials):
-        for side, step in ((0, 1 / FLANK), (2, FLANK)):
+        for side, step in enumerate((1 / FLANK, FLANK)):
             for _ in range(FLANKS):
-                if capacity(trials)[side] is not None:
+                if capacity_ends(trials)[side] is not None:
                     break
                 at = rounded((max if side else min)(trial.at for trial in trials) * step)
                 trial = Trial(at, criteria.first_seconds)
@@ -142,8 +142,8 @@ def rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float | None]:
-    """Return the load at which the worst bound is just kept, between the ends of its interval.
+def capacity_ends(trials: Sequence[Trial]) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of the load at which the worst bound is just kept.
 
     Each is where a curve through the places, over the logarithm of the load, crosses the bound:
     for the lower end that of the intervals' upper ends. None: it does so at none of the places.
@@ -153,9 +153,9 @@ def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float
     # A short look that could not tell says less than those around it.
     told = [trial for trial in known if trial.sure or trial.looked_at >= most]
     places = sorted(told, key=lambda trial: trial.at)
-    curves = ([trial.strain[k] for trial in places] for k in (2, 1, 0))
-    low, mean, high = (_crossing([trial.at for trial in places], curve) for curve in curves)
-    return low, mean, high
+    curves = ([trial.strain[k] for trial in places] for k in (2, 0))
+    low, high = (_crossing([trial.at for trial in places], curve) for curve in curves)
+    return low, high
 
 
 def _crossing(loads: Sequence[float], strains: Sequence[float]) -> float | None:

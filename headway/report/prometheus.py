@@ -214,7 +214,7 @@ class _Engine:
         """Return the times between tokens, a preemption included."""
         times = token_times(self.log, self.here)
         own = times.request_gaps
-        slices = [(own, np.ones(len(own)), times.request_gap_ends), *times.timed_gap_slices()]
+        slices = [(own, np.ones(len(own)), times.request_gap_ends), *times.gap_slices()]
         values, weights, ends = (np.concatenate(column) for column in zip(*slices, strict=True))
         return _Seen(values, weights.astype(float), ends)
 
@@ -245,7 +245,11 @@ def _histograms(engines: Sequence[_Engine]) -> Iterator[list[_Seen]]:
         table.workload.prompt_tokens.astype(float),
         table.generated.astype(float),
         decode / np.maximum(table.generated - 1, 1),
-        *(table.e2el, table.queue_time, last - start, first - start, decode),
+        table.e2el,
+        table.queue_time,
+        last - start,
+        first - start,
+        decode,
     ):
         yield [seen(engine.done, values, last) for engine in engines]
 

@@ -49,12 +49,12 @@ def columns_of(path: Path) -> tuple[list[str], str]:
     return list(values), guess
 
 
-def columns_used(path: Path, table: Table, form: str) -> dict[str, Any]:
+def columns_used(path: Path, table: Table) -> dict[str, Any]:
     """Return what became of the columns of a trace, and of its requests, as `read_measured` has it.
 
     `names`: of all columns, to choose others; none where the format has its own.
     """
-    names = columns_of(path)[0] if form == "requests" else []
+    names = columns_of(path)[0] if table.format == "requests" else []
     return {"names": names, "failed": table.failed} | table.ledger.figures()
 
 

@@ -324,9 +324,9 @@ class Studio:
         settings = [*self.served, *self.settings, _as_workload(path, columns)]
         scenario = load_scenario(self.scenario, settings, own_code=False)
         given = {"columns": columns} if columns else {}
-        load, table, form = read_measured(path, None, given, TRACE_OPTION)
+        load, table = read_measured(path, None, given, TRACE_OPTION)
         settle_models(scenario, load)
-        return knobs_of(scenario, load), columns_used(path, table, form)
+        return knobs_of(scenario, load), columns_used(path, table)
 
 
 def _as_workload(trace: Path | str, columns: str) -> str:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,15 @@ def signature(cls: type) -> inspect.Signature:
     return inspect.signature(getattr(cls, "options_type", None) or cls)
 
 
-def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any], Found | None]:
+class NamedPolicy(NamedTuple):
+    """The class that a scenario names, its keyword arguments, and SGLang's order apart."""
+
+    cls: type
+    arguments: dict[str, Any]
+    order: Found | None
+
+
+def find_policy(engine: EngineConfig, folder: Path) -> NamedPolicy:
     """Find the class that `engine.scheduling_policy` names, and its keyword arguments.
 
     A subclass of Scheduler decides everything itself; any other class is a policy: it orders
@@ -94,7 +102,7 @@ def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any
     cls, arguments = find_class(given.name, folder, FIELD), {**given.arguments}
     if policy_name(cls) == "sglang" and isinstance(arguments.get("order"), dict):
         order = find_order(arguments.pop("order"), folder, ORDER)
-    return cls, arguments, order
+    return NamedPolicy(cls, arguments, order)
 
 
 def find_class(name: Any, folder: Path, field: str) -> type:

@@ -62,7 +62,7 @@ class Priority:
 
     reads = "priority"
 
-    def key(self, request: Request) -> tuple[int, float, int]:
+    def key(self, request: Request) -> tuple[float, ...]:
         return request.priority, request.arrival, request.id
 
     def victim(self, running: Iterable[Request]) -> Request:

@@ -33,7 +33,7 @@ class Preemptive:
         )
         self.threshold, self.ageing = threshold, ageing
 
-    def key(self, request: Request) -> tuple[float, float, int]:
+    def key(self, request: Request) -> tuple[float, ...]:
         return request.priority + self.ageing * request.arrival, request.arrival, request.id
 
     def displaces(self, head: Request, running: RunningView) -> Request | None:

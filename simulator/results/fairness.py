@@ -8,7 +8,7 @@ service counts divided by its weight. All of it is exact, from the log.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,8 +140,16 @@ def _spread(window: Ints, values: Floats, count: int) -> Floats:
     return spread
 
 
-def backlogged_periods(clients: Clients) -> tuple[Ints, Floats, Floats]:
-    """List the stretches of time (s) in all of which a client has a request waiting: who, from, to.
+class Periods(NamedTuple):
+    """Stretches of time, s."""
+
+    clients: Ints  # whose each is
+    begin: Floats
+    end: Floats
+
+
+def backlogged_periods(clients: Clients) -> Periods:
+    """List the stretches of time in all of which a client has a request waiting.
 
     A request waits from when it is sent (of several tries the last) until its first admission, or
     the end of the run.
@@ -163,7 +171,7 @@ def backlogged_periods(clients: Clients) -> tuple[Ints, Floats, Floats]:
     last = np.append(first[1:], len(begins)) - 1
     begins, stops = begins[first], upto[last[: len(first)]]
     size = max(size, 1)
-    return begins // size, times[begins % size], times[stops % size]
+    return Periods(begins // size, times[begins % size], times[stops % size])
 
 
 def _backlogged(clients: Clients, edges: Floats) -> tuple[Ints, Ints]:

@@ -72,8 +72,13 @@ PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 2  # of the summary's `headway` block; grows when a key changes its meaning
 
 LATENCIES = (
-    *("ttft", "tpot", "itl", "e2el", "queue_time"),
-    *("client_queue_time", "e2el_including_client_queue"),
+    "ttft",
+    "tpot",
+    "itl",
+    "e2el",
+    "queue_time",
+    "client_queue_time",
+    "e2el_including_client_queue",
 )
 """In the order of the summary; the last two stand only behind `max_concurrency`."""
 CLUSTER_LATENCIES = (RETRY, *ENCODER_PARTS, *TRANSFER_PARTS)
@@ -83,21 +88,6 @@ STRAIN = "strain"
 FELT = {"per_client": client_parts, "per_priority": priority_column}
 """What requests are told apart by, in runs with and without tables."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
-
-
-def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
-    """Return the latencies of completed requests, in s; ITL is of tokens and stands elsewhere."""
-    found = {
-        "ttft": table.ttft[completed],
-        "tpot": table.tpot[completed & (table.generated > 1)],
-        "e2el": table.e2el[completed],
-        "queue_time": table.queue_time[completed],
-    }
-    if table.workload.max_concurrency is not None:
-        waited = found["client_queue_time"] = table.client_queue_time[completed]
-        if table.workload.request_rate != inf:
-            found["e2el_including_client_queue"] = found["e2el"] + waited
-    return found
 
 
 Distribution = Sample | GapDistribution | QuantileSketch
@@ -115,9 +105,23 @@ class RunMetrics:
     """All that the summary of a run is made of, added up over its parts."""
 
     SUMS = (
-        *("engines", "cluster", "_start", "_end", "_completed", "_failed", "_good", "_input"),
-        *("_output", "_kept", "_kept_all", "_good_at", "_drafted", "_swap_time", "_sketches"),
-        *("_peak_rate", "_felt"),
+        "engines",
+        "cluster",
+        "_start",
+        "_end",
+        "_completed",
+        "_failed",
+        "_good",
+        "_input",
+        "_output",
+        "_kept",
+        "_kept_all",
+        "_good_at",
+        "_drafted",
+        "_swap_time",
+        "_sketches",
+        "_peak_rate",
+        "_felt",
     )
 
     def __init__(
@@ -247,7 +251,7 @@ class RunMetrics:
         self._kept_all += int(keep_bounds(table, ended, bounds).sum()) if bounds else 0
         for slo in (one for one in self._slos if one.counted_apart):
             self._counted_apart[slo.metric] = slo.value(table, in_time, goodput)
-        found = latencies(table, measured)
+        found = table.latencies(measured)
         if self.retries:
             found[RETRY] = table.retry_time[measured]
         if goodput and self._span is not None:
@@ -265,8 +269,8 @@ class RunMetrics:
             self._sketches[name].add(values)
         itl = self._sketches["itl"]
         for time in times:
-            for gaps, counts in time.gap_slices():
-                itl.add(gaps, counts)
+            for gaps in time.gap_slices():
+                itl.add(gaps.lengths, gaps.counts)
             itl.add(time.request_gaps)
 
     def summary(

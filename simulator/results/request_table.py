@@ -127,6 +127,20 @@ class RequestTable:
         gaps = np.where(self.generated > 1, self.generated - 1, 1)
         return np.where(self.generated > 1, (self.e2el - self.ttft) / gaps, np.nan)
 
+    def latencies(self, completed: Flags) -> dict[str, Floats]:
+        """Return latencies of completed requests, in s; ITL is of tokens and stands elsewhere."""
+        found = {
+            "ttft": self.ttft[completed],
+            "tpot": self.tpot[completed & (self.generated > 1)],
+            "e2el": self.e2el[completed],
+            "queue_time": self.queue_time[completed],
+        }
+        if self.workload.max_concurrency is not None:
+            waited = found["client_queue_time"] = self.client_queue_time[completed]
+            if self.workload.request_rate != inf:
+                found["e2el_including_client_queue"] = found["e2el"] + waited
+        return found
+
 
 def gather_requests(
     workload: Workload, sent: Floats, logs: Sequence[Log], tries: Attempts | None = None

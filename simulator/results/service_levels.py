@@ -237,10 +237,10 @@ class Judged(NamedTuple):
         return cls(
             slo,
             one["value"],
-            None if ends is None else (ends[0], ends[1]),
-            None if span is None else (span[0], span[1]),
-            one.get("met", True) or not slo.met(one["value"]),
-            one.get("kept_until"),
+            ends=None if ends is None else (ends[0], ends[1]),
+            span=None if span is None else (span[0], span[1]),
+            served=one.get("met", True) or not slo.met(one["value"]),
+            until=one.get("kept_until"),
         )
 
     @property

@@ -6,6 +6,7 @@ it grows with any backlog, wherever that is. Poisson arrivals see time averages.
 
 from collections.abc import Mapping
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -146,13 +147,21 @@ def stays_of(table: RequestTable) -> Rows:
     return rows if sent.all() else rows[sent]
 
 
-def requests_in_system(stays: Rows, counter: ConcurrencyCounter) -> tuple[Floats, Ints, Floats]:
-    """Return when requests came (s, ascending), how many each found with itself, when they left."""
+class InSystem(NamedTuple):
+    """Requests in the system, as those that come find it."""
+
+    times: Floats  # when they come, s, ascending
+    level: Ints  # how many each finds, with itself
+    left: Floats  # when requests left, s
+
+
+def requests_in_system(stays: Rows, counter: ConcurrencyCounter) -> InSystem:
+    """Return when requests came, how many each found, and when they left."""
     order = np.argsort(stays["due"], kind="stable")
     times, left = stays["due"][order], stays["left"][order]
     stay = ~(left <= times)  # else it was rejected at once, and nobody ever found it there
     over = stay & ~np.isnan(left)
-    return times, counter.add(times, left[over], stay), left[over]
+    return InSystem(times, counter.add(times, left[over], stay), left[over])
 
 
 def find_warmup(record: Record) -> float | None:

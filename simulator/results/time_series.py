@@ -65,6 +65,15 @@ class LaterSteps(NamedTuple):
     blocks: Ints  # KV blocks that each adds to those in use
 
 
+class LeapSums(NamedTuple):
+    """Of each leapt row, what its later steps add to sums over its steps."""
+
+    rows: Rows
+    token_time: Floats  # s, of tokens of which each step adds one
+    block_time: Floats  # s, of the KV blocks that the steps add
+    blocks: Ints  # how many these are
+
+
 class Leaps:
     """The leapt rows of a log, and what is known of each of their steps."""
 
@@ -95,12 +104,8 @@ class Leaps:
         begins = self._ticks[place + np.repeat(begins - first, counts)]
         return LaterSteps(counts, first, begins, blocks.astype(np.int64))
 
-    def sums(self) -> Iterator[tuple[Rows, Floats, Floats, Ints]]:
-        """Yield leapt rows, and of each what its later steps add to sums over its steps.
-
-        That is the time (s) of tokens of which each step adds one, the time of the KV blocks that
-        the steps add, and how many blocks these are.
-        """
+    def sums(self) -> Iterator[LeapSums]:
+        """Yield leapt rows, some at a time, and what their later steps add."""
         for at in range(0, len(self.leapt), LEAPS):
             rows = self.rows[self.leapt[at : at + LEAPS]]
             steps = self.later_steps(self.leapt[at : at + LEAPS])
@@ -109,7 +114,7 @@ class Leaps:
                 np.add.reduceat(values, steps.first)
                 for values in (left, left * steps.blocks, steps.blocks)
             )
-            yield rows, token_time, block_time, blocks
+            yield LeapSums(rows, token_time, block_time, blocks)
 
 
 def mean_in_bins(

@@ -8,7 +8,7 @@ prefill to the first tick after it, and over a preemption.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor, fsum, inf, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,14 @@ Counts = npt.NDArray[np.int32]
 SLICE = 1 << 18  # ticks looked at together: bounds the temporaries
 BIN_BITS = 14
 BINS = 1 << BIN_BITS
+
+
+class Gaps(NamedTuple):
+    """Times between successive tokens of requests."""
+
+    lengths: Floats  # s
+    counts: Counts  # how often each occurs
+    ends: Floats  # when each has ended, s
 
 
 class TokenTimes:
@@ -67,19 +75,15 @@ class TokenTimes:
             buckets[full] += sums
         return buckets
 
-    def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
-        """Yield the gaps between ticks, and how often each occurs, some at a time."""
-        yield from ((gaps, weights) for gaps, weights, _ in self.timed_gap_slices())
-
-    def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
-        """Yield the same, and when each gap ended, s."""
+    def gap_slices(self) -> Iterator[Gaps]:
+        """Yield the gaps between ticks, some at a time."""
         count = self._log.size("tick_ends")
         for at in range(1, count, SLICE):
             stop = min(at + SLICE, count)
             weights = self.tokens[at:stop].astype(np.int32) - self._begun[at:stop]
             used = np.flatnonzero(weights)
             ends = self._log.column("tick_ends", at - 1, stop)
-            yield np.diff(ends)[used], weights[used], ends[1:][used]
+            yield Gaps(np.diff(ends)[used], weights[used], ends[1:][used])
 
 
 def _count_members(first: Ints, over: Ints, ticks: int) -> tuple[Counts, Counts]:
@@ -112,13 +116,9 @@ class TokensTogether:
         np.add.at(buckets, (self._given - start).astype(np.int64), self._tokens)
         return buckets
 
-    def gap_slices(self) -> Iterator[tuple[Floats, Counts]]:
-        """Yield the gaps, all of them 0, and how often each occurs."""
-        yield from ((gaps, weights) for gaps, weights, _ in self.timed_gap_slices())
-
-    def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
-        """Yield the same, and when each answer was given, s."""
-        yield np.zeros(len(self._given)), self._tokens - 1, self._given
+    def gap_slices(self) -> Iterator[Gaps]:
+        """Yield the gaps, all of them 0, by the times at which the answers were given."""
+        yield Gaps(np.zeros(len(self._given)), self._tokens - 1, self._given)
 
 
 def token_times(log: Log, completed: Flags) -> TokenTimes | TokensTogether:
@@ -205,7 +205,7 @@ class GapDistribution:
 
     def _slices(self) -> Iterator[tuple[Floats, Counts]]:
         for times in self._times:
-            yield from times.gap_slices()
+            yield from ((gaps.lengths, gaps.counts) for gaps in times.gap_slices())
             if len(times.request_gaps):
                 yield times.request_gaps, np.ones(len(times.request_gaps), np.int32)
 

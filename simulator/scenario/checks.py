@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.build.choose_scheduler import REQUIRED, differing_keys, with_scheduler
 from simulator.build.engine_spec import EngineSpec
@@ -45,18 +45,27 @@ DEPENDENT_KEYS = (
 """Blocks of a cluster, keys of them, and the other key without which these have no effect."""
 
 OF_HOST_TIER = (
-    *("kv_offloading_bandwidth", "kv_offloading_latency", "store_threshold", "secondary_tiers"),
+    "kv_offloading_bandwidth",
+    "kv_offloading_latency",
+    "store_threshold",
+    "secondary_tiers",
 )
 
 
-def find_conflicts(
-    scenario: Scenario, wrong: set[Key], *, runs: bool = True
-) -> tuple[list[FieldError], list[str], dict[str, EngineSpec], "FleetSpec | None"]:
+class Checked(NamedTuple):
+    """What is wrong with a scenario, beside its engines and its fleet, whole if nothing is."""
+
+    found: list[FieldError]  # by the scenario's keys
+    elsewhere: list[str]  # in the files that it names
+    specs: dict[str, EngineSpec]  # by group
+    fleet: "FleetSpec | None"
+
+
+def find_conflicts(scenario: Scenario, wrong: set[Key], *, runs: bool = True) -> Checked:
     """Find what is wrong in the scenario, and what in the files that it names.
 
     What depends on a key that is wrong already is left out, and where it never `runs`, what its
-    steps cost and who schedules them. Beside it are the engines of each group and where requests
-    go, all of it where nothing is wrong.
+    steps cost and who schedules them.
     """
     found: list[FieldError] = []
     elsewhere = []
@@ -82,7 +91,7 @@ def find_conflicts(
         else:
             elsewhere.append(what)
     whole = {name: spec for name, spec in specs.items() if spec is not None}
-    return found, elsewhere, whole, fleet
+    return Checked(found, elsewhere, whole, fleet)
 
 
 def _overlap(mine: Key, bad: Key) -> bool:

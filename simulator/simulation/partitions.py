@@ -86,12 +86,14 @@ def run_partitions(
     pods are tied together, or a part of them could not be simulated; the others are kept.
     """
     stream.refuse(scenario)
-    total, first, *_ = first_chunk(scenario, stream.CHUNK)
+    first, load = first_chunk(scenario, stream.CHUNK)
+    total = load.total
     need_no_coupling(scenario, first)
     cuts = cut(len(set(scenario.servers.pod_numbers)), jobs)
     size = stream.CHUNK * min(len(cuts), MOST_PARTS)
     parts = [
-        Partition(scenario, pods, size, total, not stepwise, tables, _inputs()) for pods in cuts
+        Partition(scenario, pods, size, total, not stepwise, tables=tables, inputs=_inputs())
+        for pods in cuts
     ]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
     if {*(folder / FOLDER).glob("*.npz")} - {*paths}:
@@ -161,10 +163,10 @@ def _write(sums: Sums, file: BinaryIO) -> None:
 def run_partition(part: Partition) -> Sums:
     """Run some pods in a worker; return their sums."""
     with warnings.catch_warnings(record=True):  # what there is to warn of is said once
-        load = first_chunk(part.scenario, part.size, part.total)[:3]
+        first, load = first_chunk(part.scenario, part.size, part.total)
         specs = resolve_groups(part.scenario)
         streamed = stream.stream_pods(
-            part.scenario, specs, load, part.size, part.pods, leap=part.leap
+            part.scenario, specs, first, load, part.size, pods=part.pods, leap=part.leap
         )
         members = pod_members(part.scenario)
         numbers = sorted(number for pod in part.pods for number in members[pod])

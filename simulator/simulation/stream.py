@@ -9,7 +9,7 @@ from functools import cache
 from itertools import chain, repeat
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -285,15 +285,22 @@ def refuse(scenario: Scenario) -> None:
         raise HeadwayError(wrong)
 
 
-def first_chunk(
-    scenario: Scenario, size: int, total: int | None = None
-) -> tuple[int, Workload, Iterator[Workload], Turns | None]:
-    """Return what `chunks` does, with the first chunk after the number of requests."""
-    total, parts, turns = chunks(scenario, size, total)
-    first = next(parts, None)
+class Chunks(NamedTuple):
+    """Requests in chunks."""
+
+    total: int  # requests of all chunks
+    parts: Iterator[Workload]
+    turns: Turns | None  # what waits in them; None: no request waits for another
+
+
+def first_chunk(scenario: Scenario, size: int, total: int | None = None) -> tuple[Workload, Chunks]:
+    """Return the first chunk, and all of `chunks`."""
+    load = chunks(scenario, size, total)
+    first = next(load.parts, None)
     if first is None:
         raise HeadwayError("--no-tables: there is not one request")
-    return total, first, map(_check_alike, repeat(first), chain([first], parts)), turns
+    checked = map(_check_alike, repeat(first), chain([first], load.parts))
+    return first, load._replace(parts=checked)
 
 
 def _check_alike(first: Workload, part: Workload) -> Workload:
@@ -306,14 +313,17 @@ def _check_alike(first: Workload, part: Workload) -> Workload:
 def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     """Build engines and client."""
     size = max(CHUNK, PER_REPLICA * scenario.servers.most_replicas)
-    total, first, chunked, turns = first_chunk(scenario, size)
+    first, load = first_chunk(scenario, size)
+    total, chunked, turns = load
     for own in scenario.groups.values() if scenario.workload.trace is None else ():
         warn_of_limits(first, own.engine, total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     if turns is None and find_coupling(scenario, first) is None:
-        return stream_pods(scenario, specs, (total, first, chunked), size, leap=leap)
+        return stream_pods(scenario, specs, first, load, size, leap=leap)
     setup = set_up(
-        *(scenario, specs, shares),
+        scenario,
+        specs,
+        shares,
         lambda env, submit, _: StreamClient(env, total, size, chunked, submit, turns=turns),
         turns,
         leap=leap,
@@ -335,28 +345,28 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
 def stream_pods(
     scenario: Scenario,
     specs: Mapping[str, EngineSpec],
-    load: tuple[int, Workload, Iterator[Workload]],
+    first: Workload,
+    load: Chunks,
     size: int,
-    pods: range | None = None,
     *,
     leap: bool,
+    pods: range | None = None,
 ) -> StreamedRun:
     """Build pods that nothing ties together, all or some of them, and what feeds them.
 
-    `load` is the number of requests, the first chunk, and all chunks of `size`.
+    `load` has the requests in chunks of `size`, from the `first` chunk on.
     """
-    total, first, chunked = load
     members, apart = pod_members(scenario), pods is not None
     pods = pods or range(len(members))
     here = [members[pod] for pod in pods]
     record = standing_record(scenario, sorted(chain(*here)))
     group = ReplicaGroup(scenario, pods, first.segments is not None, leap)
-    client = PodsClient(group, specs, chunked, total, size)
+    client = PodsClient(group, specs, load.parts, load.total, size)
     engines = by_number(here, [core for replica in client.replicas for core in replica.cores])
     return StreamedRun(
         scenario,
         first,
-        total,
+        load.total,
         client=client,
         engines=engines,
         drive=client.drive,
@@ -366,12 +376,8 @@ def stream_pods(
     )
 
 
-def chunks(
-    scenario: Scenario, size: int, total: int | None = None
-) -> tuple[int, Iterator[Workload], Turns | None]:
-    """Return the number of requests, their workload in chunks of `size`, and what waits in them.
-
-    The last chunk is smaller; `Turns` is None where no request waits for another.
+def chunks(scenario: Scenario, size: int, total: int | None = None) -> Chunks:
+    """Return the requests in chunks of `size`, of which the last is smaller.
 
     The numbers are those of the whole workload. Traces that are no lines of requests, or whose
     turns wait for others, stand in memory as a whole, some 24 bytes a request and more with
@@ -382,14 +388,15 @@ def chunks(
     if (found := trace_pieces(scenario)) is not None:
         with suppress(SessionsError):
             total = sum(map(len, found())) if total is None else total
-            return total, finish_parts(scenario, rechunk(found(), size)), None
+            return Chunks(total, finish_parts(scenario, rechunk(found(), size)), None)
     if scenario.workload.trace is not None:
         whole = make_workload(scenario)
-        return len(whole), _cut(whole, size), None if whole.after is None else Turns(whole)
+        turns = None if whole.after is None else Turns(whole)
+        return Chunks(len(whole), _cut(whole, size), turns)
     parts = generate_parts(spec, scenario.seed, cache(trace_reader(scenario)), size)
     frontend = scenario.workload.make_frontend()
     cut = (replace(part, frontend=frontend) for part in rechunk(parts, size))
-    return spec.num_prompts, cut, None if spec.sessions is None else Turns()
+    return Chunks(spec.num_prompts, cut, None if spec.sessions is None else Turns())
 
 
 def _cut(whole: Workload, size: int) -> Iterator[Workload]:

@@ -37,7 +37,7 @@ def test_in_bulk_and_row_by_row_give_the_same(trace, rows, windows, quoted):
         for when, a, b, utc in rows
     )
     trace.write_text(f"{HEAD}{end}{text}", "utf-8", newline="")
-    table, _ = read_table(trace, "azure", {})
+    table = read_table(trace, "azure", {})
     epoch = dt.datetime(1970, 1, 1)
     times = [(when - epoch) // dt.timedelta(microseconds=1) * 1000 for when, *_ in rows]
     assert table.time.tolist() == times
@@ -60,7 +60,7 @@ def test_nothing_passes_that_is_no_whole_number(trace, lines):
     ]
     trace.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]), "utf-8")
     with suppress(HeadwayError):
-        table, _ = read_table(trace, "requests", {})
+        table = read_table(trace, "requests", {})
         cells = [row for row in csv.reader(io.StringIO("\n".join(rows))) if "".join(row).strip()]
         cells = [[int(float(cell)) for cell in row[1:]] for row in cells]
         cells = [row for row in cells if row[1]]

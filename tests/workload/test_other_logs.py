@@ -87,7 +87,7 @@ def test_exports(put, text, count, e2el):
     path = put(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)
-        work, table, _ = read_measured(path, None, {})
+        work, table = read_measured(path, None, {})
     assert len(work) == count
     assert work.arrival[:3].tolist() == [0, 1, 2]
     assert {*work.prompt_tokens.tolist()} == {120}

@@ -29,7 +29,7 @@ def test_a_planned_time_that_is_named_goes_before_sent(put):
     columns = "arrival=planned_time,prompt=prompt_tokens,output=output_tokens"
     csv = "planned_time,send_time,prompt_tokens,output_tokens\n0,0,9,5\n0.01,0.5,9,5\n"
     for text in (csv, as_json(csv)):
-        work, table, _ = read_measured(put(text), None, {"columns": columns})
+        work, table = read_measured(put(text), None, {"columns": columns})
         assert work.arrival.tolist() == [0, 0.01]
         assert [k for k, as_what in table.ledger.used.items() if as_what == "arrival"] == [
             "planned_time"
@@ -91,7 +91,7 @@ def test_gaps_between_chunks_make_a_mean_by_tokens(put, text):
     lines = [json.dumps(row), json.dumps(row | {"output_tokens": 1, "itl_ms": []})]
     if text:
         lines = [",".join(row), '0,9,5,0.5,"[200, 600]"', "0,9,1,0.5,[]"]
-    _, table, _ = read_measured(put("\n".join(lines)), None, {})
+    _, table = read_measured(put("\n".join(lines)), None, {})
     assert np.allclose(table.measured.tpot, [0.2, np.nan], equal_nan=True)
     assert np.allclose(table.measured.e2el, [1.3, 0.5])
 

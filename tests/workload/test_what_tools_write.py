@@ -167,7 +167,7 @@ def test_units_that_a_name_ends_in(put, name, last):
 
 
 def test_the_least_latency_is_no_latency_in_minutes(put):
-    table = read_table(put(f"{HEAD},latency_min\n0,9,5,2\n", "log.csv"), None, {})[0]
+    table = read_table(put(f"{HEAD},latency_min\n0,9,5,2\n", "log.csv"), None, {})
     assert table.measured is None
 
 
@@ -200,7 +200,7 @@ def test_helicones_delay_is_how_long_a_request_took(put):
     text = (
         "request_created_at,prompt_tokens,completion_tokens,delay_ms\n2026-03-01T10:00:00,9,5,900\n"
     )
-    table = read_table(put(text, "helicone.csv"), None, {})[0]
+    table = read_table(put(text, "helicone.csv"), None, {})
     assert table.measured.e2el.tolist() == [0.9]
 
 

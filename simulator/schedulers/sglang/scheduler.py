@@ -386,7 +386,7 @@ class SgLang(ContinuousBatching):
 
         by_priority = self.options.retraction_policy == "priority"
 
-        def least_first(request: Request) -> tuple[int, int, int]:
+        def least_first(request: Request) -> tuple[int, ...]:
             urgency = -self.urgency(request) if by_priority else 0
             return urgency, self.received(request), -request.prompt_tokens
 

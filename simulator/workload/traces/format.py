@@ -40,6 +40,7 @@ class Table(Requests):
     per_second: float  # units of `time` in a second
     prompt: Ints
     output: Ints
+    format: str = ""
     failed: int = 0  # requests left out because the file marks them as failed
     timed_out: int = 0  # in a run of Headway's, at a time that its file does not have
     measured: "Measured | None" = None

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -51,14 +51,16 @@ APART = {
 """What says of a field that no engine had to generate text; a type may be a request's class."""
 
 
-def unknown_words(words: Words) -> Iterator[tuple[str, str, int]]:
-    """Yield words that are not understood: their field, the word, and how many requests have it."""
+def unknown_words(words: Words) -> dict[str, Counter[str]]:
+    """Count the requests that have a word which is not understood, by its field and the word."""
+    found: dict[str, Counter[str]] = {}
     for field in KNOWN.keys() & words.keys():
         bad, good = KNOWN[field]
         for word, count in Counter(words[field]).items():
             plain = _plain(word)
             if not bad.search(plain) and not good.fullmatch(plain):
-                yield field, word, count
+                found.setdefault(field, Counter())[word] = count
+    return found
 
 
 def failures(words: Words, size: int) -> Flags:

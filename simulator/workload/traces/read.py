@@ -64,16 +64,16 @@ def read_trace(
 
 def read_measured(
     path: Path, format: str | None, given: Mapping[str, Any], option: str = "--columns "
-) -> tuple[Workload, Table, str]:
-    """Read a trace, its table as the file has it, and its format; `given`: options by name."""
-    table, name = read_table(path, format, given, option)
-    return _workload(table, path, name), table, name
+) -> tuple[Workload, Table]:
+    """Read a trace, and its table as the file has it; `given`: options by name."""
+    table = read_table(path, format, given, option)
+    return _workload(table, path), table
 
 
 def read_table(
     path: Path, format: str | None, given: Mapping[str, Any], option: str = "--columns "
-) -> tuple[Table, str]:
-    """Read a file of requests as it stands; give its format, too. `given`: options by name."""
+) -> Table:
+    """Read a file of requests as it stands; `given`: options by name."""
     if format is not None and format not in FORMATS:
         raise MappingError(
             "format", f"{format!r} is not known; known are {', '.join(FORMATS)}", "value"
@@ -83,7 +83,9 @@ def read_table(
     _check_options(name, given)
     if not path.exists():
         raise missing_trace(path)
-    return FORMATS[name].read(path, **given), name
+    table = FORMATS[name].read(path, **given)
+    table.format = name
+    return table
 
 
 def format_of(path: Path, given: Mapping[str, Any], option: str) -> str:
@@ -142,7 +144,7 @@ def workload_of(table: Table, arrival: Floats, source: str) -> Workload:
     return Workload(arrival, prompt, output, **same, source=source)
 
 
-def _workload(table: Table, path: Path, form: str) -> Workload:
+def _workload(table: Table, path: Path) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
     warn_of_trace(path, table.failed, table.ledger)
     if not len(table.time):
@@ -154,9 +156,9 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     if timed.sum() > 2 and rate > RUSH and arrival[timed].any() and not dated:
         unit, name = unit_of(table.per_second), table.ledger.name_of.get("arrival", "NAME")
         told = f"arrival={name}:{'s' if table.per_second > 1 else 'min'}"
-        told = "time_unit: s" if "time_unit" in FORMATS[form].options else told
+        told = "time_unit: s" if "time_unit" in FORMATS[table.format].options else told
         warn(f"{path}: {rate:,.0f} requests/s, if its times are {unit}; if not, say so: {told}")
-    workload = workload_of(table, arrival, f"{path.name} ({form})")
+    workload = workload_of(table, arrival, f"{path.name} ({table.format})")
     early = _early(arrival[timed])
     _warn_of_order(path, early)
     order = np.argsort(session_starts(workload), kind="stable")
@@ -216,7 +218,7 @@ def read_pieces(
     ledger, images, models = Ledger(), 0, Counter[str]()
     for piece in documents.pieces(path, header=name not in LINES[3:]):
         with documents.alone(path, piece):
-            table, _ = read_table(path, name, given, option)
+            table = read_table(path, name, given, option)
         failed += table.failed
         ledger.add(table.ledger)
         images += 0 if table.images is None else int(table.images.sum())

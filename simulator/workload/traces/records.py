@@ -130,8 +130,8 @@ class Records:
         }
         if "asked" in self.sources:
             self.problems.notes[TIMED_OUT] += words.get("finish", []).count("timeout")
-        for field, word, count in unknown_words(words):
-            self.strange.setdefault(field, Counter())[word] += count
+        for field, counts in unknown_words(words).items():
+            self.strange.setdefault(field, Counter()).update(counts)
         beside, failed = apart(words, size), failures(words, size)
         if self.sources.keys().isdisjoint({"asked", "cancel_after"}):  # these hang up again
             given_up = int((failed & cancelled(words, size)).sum())

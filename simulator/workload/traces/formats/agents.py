@@ -277,7 +277,7 @@ def _add_play(
             start = one.get("t")
             if one.get("type") != "subagent":
                 ids = row.ids(one.get("hash_ids"), f"{name}hash_ids")
-                call = Call(row.line, session, blocks, ids, f"{name}hash_ids", scope)
+                call = Call(row.line, session, blocks, ids, key=f"{name}hash_ids", scope=scope)
                 timed = {"t": begun + start} if isinstance(start, int | float) else {}
                 found.add(call, one | timed | ({} if one.get("out") else NO_ANSWER), name)
             elif not isinstance(start, int | float):
