@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -395,16 +395,7 @@ class SglangReplay(Replay):
 
     def _make_sglang(self, overlaps: bool) -> RecordedSgLang:
         config = self.case.config
-        options = config.model_dump(
-            exclude={
-                *("schedule_policy", "chunked_prefill_size", "max_running_requests"),
-                *("max_total_tokens", "page_size", "context_length", "disable_radix_cache"),
-                *("disable_overlap_schedule", "hash_id_tokens", "scheduling_policy"),
-                *("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy"),
-                *("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk"),
-                *("speculative_num_draft_tokens", "acceptance"),
-            }
-        )
+        options = config.model_dump(include={one.name for one in fields(SglangOptions)})
         chunks = config.chunked_prefill_size > 0
         limits = Limits(
             max_num_seqs=config.max_running_requests,

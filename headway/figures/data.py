@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headway.runs.explain import COLUMNS, TEXTS
 from headway.runs.parts import count_rows
 from headway.runs.read import (
     COMPLETED,
@@ -27,7 +28,6 @@ from headway.runs.read import (
     read_yaml,
 )
 from headway.runs.read_parts import FEW, read_share, read_together
-from simulator.results.breakdown import PARTS
 from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.time_series import count_in_bins, depth_in_bins, mean_in_bins
@@ -41,13 +41,19 @@ if TYPE_CHECKING:
 
 SLOW = 3.0  # times the shortest run: a run that takes longer is cut off in charts over time
 BINS = 300  # points of a line over time
-REQUESTS = (
-    *("id", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
-    *("queue_time", "ttft", "tpot", "e2el", *PARTS, "preemptions", "replica"),
-)
+REQUESTS = tuple(name for name in COLUMNS if name not in {*TEXTS, "cached_tokens"})
 STEPS = (
-    *("start", "duration", "steps", "running", "waiting", "prefill_tokens", "decode_tokens"),
-    *("wasted_tokens", "kv_blocks_used", "kv_blocks_free", "preempted"),
+    "start",
+    "duration",
+    "steps",
+    "running",
+    "waiting",
+    "prefill_tokens",
+    "decode_tokens",
+    "wasted_tokens",
+    "kv_blocks_used",
+    "kv_blocks_free",
+    "preempted",
 )
 CHANGES = ("time", "replica")
 """Columns that must be there and hold numbers."""
@@ -117,7 +123,9 @@ class Run:
         if isinstance(cluster, Mapping) and any(cluster.get(name) for name in COME_AND_GO):
             changes = read_table(folder, "replicas", CHANGES)
             check_changes(changes, find_table(folder, "replicas"))
-        return cls(label, summary, scenario, requests, steps, fairness, changes, each)
+        return cls(
+            label, summary, scenario, requests, steps, fairness=fairness, changes=changes, each=each
+        )
 
     @property
     def count(self) -> int:

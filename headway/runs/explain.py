@@ -47,9 +47,21 @@ WORDS = {
     DELIVERY: "waiting for the longest answer of its batch: all are delivered together",
 }
 COLUMNS = (
-    *("id", "client", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
-    *("queue_time", "ttft", "tpot", "e2el", *PARTS),
-    *("preemptions", "cached_tokens", "replica", "finish_reason"),
+    "id",
+    "client",
+    "arrival",
+    "client_queue_time",
+    "prompt_tokens",
+    "output_tokens",
+    "queue_time",
+    "ttft",
+    "tpot",
+    "e2el",
+    *PARTS,
+    "preemptions",
+    "cached_tokens",
+    "replica",
+    "finish_reason",
 )
 KINDS = ("client", "priority", "model")
 """Of requests, that may have bounds of their own."""

@@ -35,11 +35,6 @@ class WaitingRequest:
     that is none, a policy that needs one has what the answer may be at most.
     """
 
-    __slots__ = (
-        *("admission", "arrival", "client", "computed", "entry", "generated", "hint", "id"),
-        *("max_tokens", "padding", "preemptions", "priority", "prompt_tokens", "swapped", "joined"),
-    )
-
     def __init__(self, request: Any, number: int, needs_hint: bool) -> None:
         params = request.sampling_params
         said = params.custom_params

@@ -16,11 +16,6 @@ class RequestView:
     that needs one has `max_tokens` for it, as vLLM fills that in: a request can only ask for less.
     """
 
-    __slots__ = (
-        *("_output", "admission", "arrival", "client", "computed_now", "hint", "id"),
-        *("late_tokens", "max_tokens", "priority", "prompt_tokens", "vllm"),
-    )
-
     joined = -1  # it is in no decode set: its own counters hold
     swapped = 0
     padding = 0

@@ -199,7 +199,7 @@ class PiecewiseCost(PiecewiseTerms):
             return self._execute_decodes(step)
         # Most steps of a busy engine come here: tables, and one look at all terms.
         dense, waits, heads, hidden = self._mixed_tables
-        prefill, serial, per_pair, per_token, per_context, per_decode, more, adjusts = (
+        prefill, per_pair, per_token, per_context, per_decode, serial, more, adjusts = (
             self._mixed_terms
         )
         prompts = len(prefills)

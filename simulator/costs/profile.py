@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from simulator.core.engine_config import AUTO, UNIFORM, EngineConfig
-from simulator.costs.linear import QUANTITIES, Fitted, Limits
+from simulator.costs.linear import COPY_TERMS, QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import NEWEST, read_version, unknown_overhead
 from simulator.costs.tables import Table, check_table
@@ -86,8 +86,9 @@ PROFILE_KEYS = (
     "notes",
 )
 RESERVED_FIELDS = (
-    *("name", "limits", "residuals", "unmeasured", "swap_overlap", "load", "load_per_block"),
-    *("engine_overhead", "engine_prefill"),
+    *(one.name for one in fields(Fitted) if one.name not in COPY_TERMS),
+    "engine_overhead",
+    "engine_prefill",
 )
 """Fields of a form that are no terms of its own."""
 

@@ -9,13 +9,7 @@ from simulator.costs.linear import COPY_TERMS, Fitted, Term, check_terms
 from simulator.costs.tables import Table, check_graphs, check_intervals, check_sizes, check_table
 from simulator.util.from_mapping import raise_if
 
-TERMS = (
-    "overhead",
-    "head",
-    "head_per_sequence",
-    "decode",
-    "decode_per_context",
-    "decode_per_sequence",
+MIXED_TERMS = (
     "prefill",
     "prefill_per_pair",
     "prefill_per_token",
@@ -23,11 +17,16 @@ TERMS = (
     "mixed_per_sequence",
     "serial_per_token",
 )
-MIXED_TERMS = (
-    *("prefill", "serial_per_token", "prefill_per_pair", "prefill_per_token"),
-    *("mixed_per_context", "mixed_per_sequence"),
-)
 """Those of every step with prompts, beside the tables, in the order of `execute`."""
+TERMS = (
+    "overhead",
+    "head",
+    "head_per_sequence",
+    "decode",
+    "decode_per_context",
+    "decode_per_sequence",
+    *MIXED_TERMS,
+)
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
 WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
 ADDED_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
@@ -80,18 +79,25 @@ class PiecewiseTerms(Fitted):
     has_host_work: bool = field(init=False, repr=False, compare=False)
 
     whole_terms: ClassVar[tuple[str, ...]] = (
-        *("overhead", "overhead_per_sequence", *HOST_TERMS),
-        *("window", "engine_overhead", "engine_prefill"),
+        "overhead",
+        "overhead_per_sequence",
+        *HOST_TERMS,
+        "window",
+        "engine_overhead",
+        "engine_prefill",
     )
     last_terms: ClassVar[tuple[str, ...]] = ("head", "head_per_sequence")
 
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
         terms = TERMS + others + CHUNK_TERMS + WINDOW_TERMS + HOST_TERMS + COPY_TERMS
+        tables = [*check_table(self.dense)]
+        if self.graph_dense:
+            tables += check_table(self.graph_dense, "graph_dense")
+        if self.graph_mixed:
+            tables += check_graphs(self.graph_mixed)
         raise_if(
-            *check_table(self.dense),
-            *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
-            *(check_graphs(self.graph_mixed) if self.graph_mixed else ()),
+            *tables,
             *check_terms(self, (*terms, "launch", "decode_least", "mixed_least")),
             *check_sizes(self.cudagraph_capture_sizes),
             *check_intervals(self),

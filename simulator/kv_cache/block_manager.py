@@ -284,7 +284,8 @@ class BlockManager(BlockCounter):
         self.hold(request, hits, tokens)
         self._register_known(request, tokens)
 
-    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+    def _share(self, hits: Iterable[int]) -> None:
+        """Take cached blocks for one more request."""
         for block in hits:
             if block in self._idle:
                 del self._idle[block]
@@ -292,6 +293,9 @@ class BlockManager(BlockCounter):
             else:
                 self._sharers[block] = self._sharers.get(block, 0) + 1
                 self.shared += 1
+
+    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+        self._share(hits)
         self._hashed[request] = len(hits)
         request.blocks = list(hits)
         request.computed = len(hits) * self.block_size

@@ -195,15 +195,7 @@ class HybridManager(BlockManager):
     def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         assert isinstance(hits, GroupHits)
         for table in hits.tables:
-            for block in table:
-                if not block:
-                    continue
-                if block in self._idle:
-                    del self._idle[block]
-                    self.free -= 1
-                else:
-                    self._sharers[block] = self._sharers.get(block, 0) + 1
-                    self.shared += 1
+            self._share(filter(None, table))
         request.computed = start = self.tokens_of(hits)
         self._hashed[request] = start // self.block_size
         self._junctions[request] = hits.junction

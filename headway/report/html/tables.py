@@ -11,14 +11,19 @@ from headway.report.text import load_lines, run_band, sensitivity_lines, slo_lin
 from headway.report.winner import winner_lines
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
-from simulator.results.breakdown import PARTS
-from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
+from simulator.results.request_table import DELIVERY, RETRY
 from simulator.results.steady_state import trend_warning
 from simulator.util.yaml_lines import dump_yaml
 
 CARDS = (
-    *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
-    *("mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms"),
+    "output_throughput",
+    "request_throughput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
 )
 SHOWN = ("slo_attainment", DOLLARS.key, *CARDS)
 """What of several runs is not folded away."""
@@ -31,9 +36,6 @@ LATENCIES = (
 )
 NOT_LOOKED = "Nobody has looked: the run forgot its requests (--no-tables)."
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-TIME_COLUMNS = (
-    *(RETRY, *ENCODER_PARTS, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:], DELIVERY),
-)
 TIME_LABELS = {
     RETRY: "earlier tries",
     "encoder_time": "encoders",
@@ -209,9 +211,9 @@ def time_parts(runs: Sequence[Run]) -> str:
         told = f"slowest {len(slow):,} of {len(done):,}" + " that were drawn" * (run.each > 1)
         for kind, what, part in (("mean of all", "mean of all", done), ("slowest", told, slow)):
             title = f"{run_name(run, k)} &ndash; {what}" if len(runs) > 1 else what
-            means = {name: float(part[name].mean()) for name in TIME_COLUMNS if name in part}
+            means = {name: float(part[name].mean()) for name in TIME_LABELS if name in part}
             found[kind].append((title, means))
-    there = [name for name in TIME_COLUMNS if any(name in run.requests for run in runs)]
+    there = [name for name in TIME_LABELS if any(name in run.requests for run in runs)]
     keys = "".join(f'<span><i class="{name}"></i>{TIME_LABELS[name]}</span>' for name in there)
     bars = "".join(_bars(rows) for rows in found.values() if rows)
     rows = [

@@ -224,24 +224,23 @@ class OverlappedSgLang(SgLang):
         self.running.lost = self._lag(request)
         super().send_away(request, left)
         self.running.lost = 0
-        self.running.ended.pop(request, None)
-        for batch in self.in_flight:
-            batch.drop(request)
+        self._drop_in_flight(request)
 
     def _abort(self, request: Request) -> None:
         self.running.lost = self._lag(request)
         super()._abort(request)
         self.running.lost = 0
-        self.running.ended.pop(request, None)
-        for batch in self.in_flight:
-            batch.drop(request)
+        self._drop_in_flight(request)
 
     def cancel(self, request: Request) -> None:
-        """Let a request go; what the batch in flight computes of it is thrown away."""
+        self._drop_in_flight(request)
+        super().cancel(request)
+
+    def _drop_in_flight(self, request: Request) -> None:
+        """Throw away what the batch in flight computes of a request."""
         self.running.ended.pop(request, None)
         for batch in self.in_flight:
             batch.drop(request)
-        super().cancel(request)
 
     def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
         """Deliver the tokens of the oldest batch in flight; return who finished."""
