@@ -92,7 +92,9 @@ def init(
         read[traffic] = _read(traffic, reading)
     workload = None if traffic is None else read[traffic]
     replicas = launch.pool.get("dp_size", 1) if launch else 1
-    chosen = _Choices(model, gpu, 1, traffic, reading, rate, levels, replicas, launch)
+    chosen = _Choices(
+        model, gpu, traffic, reading, rate, slo=levels, replicas=replicas, launch=launch
+    )
     chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic and _from_folder(str(traffic), file.parent)
     write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
@@ -212,12 +214,12 @@ class _Choices:
 
     model: str
     gpu: str
-    tensor_parallel_size: int
     traffic: Path | None
     reading: Reading
     rate: float | None
     slo: list[str]
-    replicas: int = 1
+    replicas: int
+    tensor_parallel_size: int = 1
     launch: "Launch | None" = None
     max_model_len: int | None = None  # where that of the model has no room
 

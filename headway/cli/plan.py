@@ -108,8 +108,16 @@ def plan(  # more than 80 lines: 50 are its options
     from simulator.util.workers import use_backend
 
     options = PlanOptions(
-        *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
-        *(objective, window),
+        slo,
+        vary,
+        fewest=fewest,
+        cheapest=cheapest,
+        replications=replications,
+        tolerance=tolerance,
+        min_duration=min_duration,
+        max_duration=max_duration,
+        objective=objective,
+        window=window,
     )
     find: Any  # all candidates, the best, and the answer in words where it is no table
     if buy:

@@ -42,8 +42,14 @@ SAMPLING_INTERVAL = (
 )
 
 FILES = (
-    *("scenario.yaml", "summary.json", "replications.csv", "intervals.json"),
-    *("requests.csv", "requests.parquet", "steps.csv", "steps.parquet"),
+    "scenario.yaml",
+    "summary.json",
+    "replications.csv",
+    "intervals.json",
+    "requests.csv",
+    "requests.parquet",
+    "steps.csv",
+    "steps.parquet",
 )
 """What is written to the folder of a run."""
 

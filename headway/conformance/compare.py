@@ -343,7 +343,7 @@ def _differ(
         return None
     involved = sorted(_involved(recorded, headway, fields))
     states = replay.states(id for id in involved[:12] if 0 <= id < len(replay.requests))
-    return Difference(replay.case.name, place, recorded, headway, fields, states)
+    return Difference(replay.case.name, place, recorded, headway, fields=fields, states=states)
 
 
 def _involved(recorded: Row, headway: Row, fields: list[str]) -> set[int]:

@@ -205,7 +205,8 @@ def live_case(path: Path) -> LiveCase:
     release = read_release(header["vllm"])
     assert release is not None
     ends = [end for end, row in zip(line.ends, record.steps, strict=True) if row["tokens"]]
-    return LiveCase(case, line, ends, ranks, [*_rows(record, line, ranks, steps)], release)
+    rows = [*_rows(record, line, ranks, steps)]
+    return LiveCase(case, line, ends, ranks, rows=rows, release=release)
 
 
 def _urgency(row: Row) -> tuple[float, str]:

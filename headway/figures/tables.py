@@ -35,8 +35,14 @@ CHUNK = "engine.max_num_batched_tokens"
 MAX_LABELS = 40  # points that are named, each beside itself; of more those on the front
 MAX_KEYS = 8  # keys that a message lists
 METRICS = (
-    *("output_throughput", "request_throughput", "mean_tpot_ms", "mean_e2el_ms"),
-    *("mean_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"),
+    "output_throughput",
+    "request_throughput",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_itl_ms",
+    "p99_itl_ms",
 )
 
 

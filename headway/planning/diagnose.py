@@ -274,7 +274,12 @@ def _try_all(
         warn_once(outcome.warned, warned, words(advice))
         trials.append(
             Trial(
-                *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
+                rule,
+                metric,
+                advice,
+                outcome.values,
+                error=outcome.error,
+                before=value_of(values, metric),
                 gpus=gpus,
                 price=price,
                 trade=traded(metric, values, outcome.values, slos),

@@ -218,7 +218,7 @@ def sensitivities(
         interval, shares = _combine(value, causes)
         chance = _chance(*(one.get(BATCH_MEANS, {}).get(metric) for one in (base, changed[STEPS])))
         chance = None if chance is None else chance / (longer * log(LONGER))
-        found.append(Sensitivity(metric, value, elasticity, interval, chance, shares))
+        found.append(Sensitivity(metric, value, elasticity, interval, chance=chance, shares=shares))
     return found
 
 

@@ -53,7 +53,11 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 PARTS = {"per_client": "", "per_priority": "priority "}
 """Blocks of the summary that tell of single clients and priorities, and what their names follow."""
 PART_KEYS = (
-    *("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "output_throughput", "slo_attainment"),
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_e2el_ms",
+    "output_throughput",
+    "slo_attainment",
 )
 """What tables of several runs tell of each."""
 PARTS_SHOWN = 8  # clients, and priorities, in a comparison

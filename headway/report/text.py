@@ -96,8 +96,12 @@ def _parts(parts: Summary, count: object, summary: Summary) -> list[str]:
     """Tabulate what each client, or each priority, felt and got; times in ms."""
     bounds = any("slo_attainment" in one for one in parts.values())
     columns = (
-        *(("requests", "requests", 1), ("mean_ttft_ms", "TTFT", 1), ("p99_ttft_ms", "P99", 1)),
-        *(("mean_tpot_ms", "TPOT", 1), ("mean_e2el_ms", "E2EL", 1), ("p99_e2el_ms", "P99", 1)),
+        ("requests", "requests", 1),
+        ("mean_ttft_ms", "TTFT", 1),
+        ("p99_ttft_ms", "P99", 1),
+        ("mean_tpot_ms", "TPOT", 1),
+        ("mean_e2el_ms", "E2EL", 1),
+        ("p99_e2el_ms", "P99", 1),
         ("output_throughput", "tok/s", 1),
         *([("slo_attainment", "SLO, %", 100)] if bounds else []),
     )

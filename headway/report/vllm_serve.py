@@ -67,8 +67,14 @@ COVERED = (
     *FLAGS,
     *SWITCHES,
     *ENABLED,
-    *("name", "version", "scheduling_policy", "scheduler", "scheduler_cls"),
-    *("allocation", "preemption_mode", "speculative_config"),
+    "name",
+    "version",
+    "scheduling_policy",
+    "scheduler",
+    "scheduler_cls",
+    "allocation",
+    "preemption_mode",
+    "speculative_config",
     "lora_load_bandwidth",  # the disk's
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "hicache_write_policy",  # write_through is vLLM's

@@ -112,7 +112,8 @@ class Worker:
         self.graph_memory_usage: dict[str, Any] = {}
         self.model_config = model_config
         runner = self.model_runner = MagicMock()
-        pool = MHATokenToKVPool(size, page, kind, 1, 1, 1, device, enable_memory_saver=False)
+        shape = {"head_num": 1, "head_dim": 1, "layer_num": 1}
+        pool = MHATokenToKVPool(size, page, kind, **shape, device=device, enable_memory_saver=False)
         self._rows = ReqToTokenPool(self._seats, config.context_length + ROW_ROOM, device, False)
         options = {"dtype": kind, "device": device, "kvcache": pool, "need_sort": False}
         if page == 1:

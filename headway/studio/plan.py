@@ -64,8 +64,9 @@ async def _lines(*words: str) -> AsyncGenerator[str | tuple[int, str]]:
 
     It loads no code that a scenario names.
     """
+    command = (sys.executable, "-m", "headway", *words)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headway", *words),
+        *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -41,9 +41,18 @@ MOST_REQUESTS = 200_000  # of a run on the page
 BINS = 240  # of time
 LEVELS = ("arrivals", "prompts", "running", "waiting", "kv", "tokens")
 FIGURES = (
-    *("output_throughput", "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms"),
-    *("mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"),
-    *("gpu_busy_fraction", "kv_cache_usage_mean", "preemptions"),
+    "output_throughput",
+    "request_throughput",
+    "slo_attainment",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+    "gpu_busy_fraction",
+    "kv_cache_usage_mean",
+    "preemptions",
     "dollars_per_million_output_tokens",
 )
 

@@ -13,8 +13,12 @@ from simulator.core.request import Step
 from simulator.util.errors import HeadwayError
 
 FAILURES = (
-    *("rate_limit", "server_error", "context_length"),
-    *("invalid_request", "invalid_api_key", "model_not_found"),
+    "rate_limit",
+    "server_error",
+    "context_length",
+    "invalid_request",
+    "invalid_api_key",
+    "model_not_found",
 )
 """Ways to fail, by llm-d-inference-sim's names, each with its words in api/refusals.json."""
 FOREVER = 1e9  # s

@@ -239,7 +239,9 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
         came = polls[last].seen - polls[first].seen
         begin = start.time + place * window
         apart = _apart(server, simulation, tolerance)
-        verdict.windows.append(Window(begin, begin + window, came, server, simulation, apart))
+        verdict.windows.append(
+            Window(begin, begin + window, came, server, simulation=simulation, apart=apart)
+        )
     for before, after in pairwise(verdict.windows):
         for name in ROWS:
             if before.apart.get(name, 0) * after.apart.get(name, 0) > 0:  # the same way in both

@@ -28,8 +28,12 @@ from simulator.engine.replica import Replica, make_replica
 from simulator.schedulers.interface import SchedulerInterface
 
 COUNTERS = (
-    *("refused_tries", "timed_out_tries", "retries"),
-    *("failures", "tries_lost_in_failures", "scalings"),
+    "refused_tries",
+    "timed_out_tries",
+    "retries",
+    "failures",
+    "tries_lost_in_failures",
+    "scalings",
 )
 """What a fleet, its clients and its autoscaler count."""
 

@@ -21,7 +21,8 @@ MOST_DRAFTS = 64
 TYPICAL = ("eagle", "eagle3", "mtp")
 """Methods of which one number says something; what ngram finds is a matter of the text."""
 VLLM_DRAFTS = (
-    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
+    "num_speculative_tokens_per_batch_size",
+    "disable_eagle_block_drop",
     "disable_lookahead_block_hashes",
 )
 """Keys of vLLM's own SpeculativeConfig that SGLang has not."""

@@ -100,7 +100,8 @@ class _Group(NamedTuple):
     def of(cls, scenario: Scenario, name: str, own: Scenario, replicas: int) -> "_Group":
         """Take what the scenario has settled of its engines."""
         spec = engine_specs(scenario)[name]
-        return cls(name, own, replicas, spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks)
+        cost, blocks = spec.cost, spec.num_gpu_blocks
+        return cls(name, own, replicas, spec.model, spec.gpu, cost=cost, blocks=blocks)
 
     @property
     def engines(self) -> int:

@@ -342,7 +342,7 @@ class RadixCache(TreeCounter):
         cursor = _advance(node.pieces, (0, 0), blocks * self.block_size)
         lower = _rest(node.pieces, cursor)
         first = _first(node.pieces, cursor)
-        upper = self._node(parent, first, blocks, node.key, node.locks, node.stamp)
+        upper = self._node(parent, first, blocks, node.key, locks=node.locks, stamp=node.stamp)
         upper.created, upper.inserts, upper.priority = node.created, node.inserts, node.priority
         parent.children[upper.key] = upper
         node.parent, node.pieces, node.blocks = upper, lower, node.blocks - blocks

@@ -90,7 +90,7 @@ def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     if vision is not None and sizes.encodes("audio"):
         tower += HALF * vision.audio
     drafts = _drafting(model, gpu, sizes)
-    return Loaded(tuple(layers), embedding, head, rest, tower, drafts)
+    return Loaded(tuple(layers), embedding, head, rest, tower=tower, drafts=drafts)
 
 
 def _tower(model: ModelSpec, vision: VisionEncoder, sizes: EngineSizes) -> float:

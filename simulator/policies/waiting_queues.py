@@ -20,7 +20,13 @@ from simulator.policies.policy import Batch, Policy, failed, short
 from simulator.util.errors import HeadwayError, ScenarioError, one_line
 
 FIELDS = (
-    *("id", "arrival", "prompt_tokens", "priority", "hint", "max_tokens", "generated"),
+    "id",
+    "arrival",
+    "prompt_tokens",
+    "priority",
+    "hint",
+    "max_tokens",
+    "generated",
     "preemptions",
 )
 NO_HINT = -1  # in the columns `hint` and `max_tokens`: nobody predicted, or allowed, a length

@@ -191,9 +191,9 @@ class Static(SchedulerBase):
     def _free_seat(self, request: Request) -> None:
         """Take the place of a member that has ended."""
         end, steps = self._ended.pop(request)
-        first, idle = request.first_token, self._steps - steps
+        times, idle = (request.first_token, end, self.now), self._steps - steps
         assert self.seat_rows is not None
-        self.seat_rows += pack_seat(first, end, self.now, request.id, self._steps, idle)
+        self.seat_rows += pack_seat(*times, request.id, self._steps, idle)
         if self.delivers_together:
             request.first_token = request.finish = self.now
             self._freed.append(request)

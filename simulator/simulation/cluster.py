@@ -128,7 +128,8 @@ def add_replicas(
         life.order(target, startup_delay)
     owners = fleet.owners
     record = ClusterRecord(
-        *([one.group for one in owners], [one.index for one in owners]),
+        [one.group for one in owners],
+        [one.index for one in owners],
         paid=life.paid,
         counters=fleet.counters,
         tries=Attempts(fleet.sent_again),

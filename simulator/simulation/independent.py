@@ -311,7 +311,8 @@ def run_independent(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [core.final_log() for core in cores]
-    result = Result(scenario, workload, sent, by_number(pods, logs), specs, interrupted)
+    result = Result(scenario, workload, sent, by_number(pods, logs), specs)
+    result.interrupted = interrupted
     result.cluster = record
     result.hints = hints
     return result
@@ -343,7 +344,8 @@ def standing_record(scenario: Scenario, numbers: Sequence[int] | None = None) ->
     if numbers is not None:
         groups = [groups[number] for number in numbers]
     return ClusterRecord(
-        *(groups, [*range(len(groups))]),
+        groups,
+        [*range(len(groups))],
         paid=[[0.0] for _ in groups],
         counters=dict.fromkeys(COUNTERS, 0),
         tries=Attempts({}),

@@ -30,7 +30,14 @@ from simulator.workload.multimodal import MultimodalDraws, Multimodals
 from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Ints, Workload
 
 STREAMS = (
-    *("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens", "models"),
+    "arrivals",
+    "input",
+    "output",
+    "prefixes",
+    "sessions",
+    "clients",
+    "max_tokens",
+    "models",
     "multimodal",
 )
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults

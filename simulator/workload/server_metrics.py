@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import isnan
 from typing import Any
@@ -28,10 +28,12 @@ class Load:
     requests: float  # that came: finished, aborted, or still in flight
     seconds: float
     rate: float  # requests/s
-    lines: list[tuple[str, str, str]]  # what, its value, from what it was inferred
-    lengths: dict[str, dict[str, Any] | int | None]  # of input_len, output_len; None: not told
-    engine: dict[str, Any]
     model: str = ""
+    engine: dict[str, Any] = field(default_factory=dict)
+    lines: list[tuple[str, str, str]] = field(default_factory=list)
+    """What, its value, from what it was inferred."""
+    lengths: dict[str, dict[str, Any] | int | None] = field(default_factory=dict)
+    """Of input_len, output_len; None: not told."""
 
     def add(self, what: str, value: str, source: str) -> None:
         """Tell a figure."""
@@ -52,7 +54,7 @@ def infer_load(metrics: Metrics, place: str) -> Load:
     levels = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     more = sum(metrics.level_change.get(name, 0.0) for name in levels)
     came = max(requests + aborted + more, 1.0)
-    load = Load(came, metrics.seconds, came / metrics.seconds, [], {}, {})
+    load = Load(came, metrics.seconds, came / metrics.seconds)
     came_by = f"{requests:,.0f} finished, {aborted:,.0f} aborted, {more:+,.0f} in flight"
     load.add("time", f"{metrics.seconds:,.1f} s", metrics.how)
     load.add("request rate", f"{load.rate:,.4g} req/s", came_by)

@@ -45,7 +45,7 @@ class SglangOptions:
 
     def __post_init__(self) -> None:
         check_max_new_tokens(self.max_new_tokens)
-        raise_if(
+        words = (
             (
                 self.order not in ORDERS,
                 "order",
@@ -67,6 +67,8 @@ class SglangOptions:
                 "enable_priority_scheduling",
                 f"needs order fcfs and lof, not {self.order}",
             ),
+        )
+        numbers = (
             check_range("schedule_conservativeness", self.schedule_conservativeness, 0, 1000),
             check_least("max_prefill_tokens", self.max_prefill_tokens, 1),
             check_least("prefill_max_requests", self.prefill_max_requests or 1, 1),
@@ -77,6 +79,7 @@ class SglangOptions:
             check_range("init_new_token_ratio", self.init_new_token_ratio, 0, 1),
             check_range("min_new_token_ratio_factor", self.min_new_token_ratio_factor, 0, 1),
         )
+        raise_if(*words, *numbers)
 
     @property
     def serves_unshared(self) -> bool:
