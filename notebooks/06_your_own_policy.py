@@ -12,7 +12,7 @@ import pandas as pd
 
 from headway import load_scenario, run
 from headway.figures import Run, draw_policies
-from simulator.testing import check_policy
+from headway.testing import check_policy
 from simulator.workload import Workload
 
 

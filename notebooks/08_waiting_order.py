@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from headway.planning.intervals import holm, paired
-from simulator.testing import check_policy
+from headway.testing import check_policy
 
 BENCHMARKS, EXAMPLES = Path("../benchmarks"), Path("../scenarios/examples")
 runs = pd.read_csv(BENCHMARKS / "waiting_orders.csv")

@@ -63,7 +63,7 @@ def data() -> Path:
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `check_policy` draw cases of up to 6 requests, not 15, but where all are wanted."""
     if not FULL:
-        monkeypatch.setattr("simulator.testing.check.CASES", 48)
+        monkeypatch.setattr("headway.testing.check.CASES", 48)
 
 
 @pytest.fixture(scope="session")

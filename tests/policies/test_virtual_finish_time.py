@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.testing import check_policy
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.virtual_finish_time import STALE, VirtualFinishTime
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
-from simulator.testing import check_policy
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, made, play, workload
 from tests.support.with_fields import with_fields

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.testing import check_policy
 from simulator import load_scenario, run
 from simulator.build.policy_table import POLICIES
 from simulator.core.request import Request
@@ -12,7 +13,6 @@ from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from simulator.simulation.result import Result
 from simulator.simulation.write import write_run
-from simulator.testing import check_policy
 from simulator.util.errors import HeadwayError
 from tests.support.engines import fcfs, made
 from tests.support.schedules import counter

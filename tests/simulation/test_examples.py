@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from headway.cli.main import main
+from headway.testing.check import check_policy
 from simulator import Result, load_scenario, run
-from simulator.testing.check import check_policy
 
 EXAMPLES = Path(__file__).parents[2] / "scenarios" / "examples"
 STATIC, CONTINUOUS = "engine.scheduling_policy=static", "engine.scheduling_policy=fcfs"

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from headway.testing import check_policy
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.testing import check_policy
 from tests.support.engines import made
 from tests.support.schedules import run
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from headway.testing.check import check_policy
 from simulator.build.policy_table import POLICIES
 from simulator.core.request import Request, Step
 from simulator.policies.fair import Fair
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.testing.check import check_policy
 
 ARGUMENTS = {"hf-static": {"batch_size": 1}}  # its own default is more than the cases have seats
 

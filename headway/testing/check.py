@@ -1,6 +1,6 @@
 """Check a policy or a scheduler of your own against the laws that every shipped one keeps.
 
-    from simulator.testing import check_policy
+    from headway.testing import check_policy
 
     check_policy(MyPolicy, weight=3)
 
@@ -22,6 +22,7 @@ import numpy as np
 import simpy
 from simpy.core import EmptySchedule
 
+from headway.testing.cases import MAX_MODEL_LEN, Case, draw_case
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.choose_scheduler import can_overlap
 from simulator.build.policy_table import find_policy
@@ -37,7 +38,6 @@ from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.testing.cases import MAX_MODEL_LEN, Case, draw_case
 from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
