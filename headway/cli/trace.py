@@ -40,8 +40,8 @@ def describe(
 ) -> int:
     """Print how many requests a workload has, their rate, burstiness and lengths."""
     refuse_own_code(no_own_code)
-    from simulator.workload.describe import describe as figures
-    from simulator.workload.describe import describe_text
+    from headway.traffic.describe import describe as figures
+    from headway.traffic.describe import describe_text
 
     workload, table = _read(file, format, reading.given)
     known = "scenario" if table is None else table.format
@@ -78,7 +78,7 @@ def convert(
     workload, _ = _read(source, format, reading.given)
     check_unread("OUT", target)  # what a scenario reads
     if spread_seconds:
-        from simulator.workload.describe import spread_seconds as spread
+        from headway.traffic.describe import spread_seconds as spread
 
         try:
             spread(workload)
@@ -126,10 +126,10 @@ def from_metrics(
     json_: Json = False,
 ) -> int:
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
+    from headway.traffic.scrapes import read_metrics
+    from headway.traffic.server_metrics import infer_load, load_figures, load_text, scenario_text
     from simulator.models.load import shipped_name
     from simulator.util.files import check_new, write_atomic
-    from simulator.workload.scrapes import read_metrics
-    from simulator.workload.server_metrics import infer_load, load_figures, load_text, scenario_text
 
     if out is not None:
         check_new("--out", out)

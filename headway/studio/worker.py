@@ -20,6 +20,7 @@ from headway.report.html.charts import distributions, over_time
 from headway.report.html.page import page
 from headway.report.metric_rows import metric_value
 from headway.studio.knobs import KEYS, own_sizes
+from headway.traffic.describe import describe
 from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
@@ -31,7 +32,6 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.yaml_lines import dump_yaml
-from simulator.workload.describe import describe
 
 BUTTONS = 3  # of a finding, at most: each turns one knob
 COARSE = 10  # a first look is at a tenth of the requests

@@ -23,7 +23,7 @@ from simulator.results.sample import Sample
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
-from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.workload import Floats, Workload
 
 LATE = 5.0  # ms, P99, beyond which a client or a simulated server measures itself, too

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from math import nan
 from typing import Any, TypeVar
 
+from headway.traffic.scrapes import LABEL, SAMPLE
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from simulator.workload.scrapes import LABEL, SAMPLE
 
 T = TypeVar("T")
 MOST_BYTES = 2**24  # of what a server says of itself, and of one answer's stream

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from simulator.core.request import Media, Segments
+from simulator.workload.workload import Workload
 
 MEDIA = "media"
 Parts = list[tuple[Hashable, int]]
@@ -49,6 +50,16 @@ def prefix_columns(
         media.append(" ".join(items))
     columns: dict[str, list[Any]] = {"prefix_request": owners, "prefix_tokens": shared}
     return columns | ({MEDIA: media} if any(media) else {})
+
+
+def shared_prefix_tokens(workload: Workload) -> int | None:
+    """Count the input tokens that are a prefix of an earlier prompt; None without contents.
+
+    Also of its answer. A cache without bounds would find as many, but for the rounding to its own
+    blocks.
+    """
+    columns = prefix_columns(workload.segments or (), workload.output_tokens.tolist())
+    return sum(columns["prefix_tokens"]) if columns else None
 
 
 def read_prefixes(

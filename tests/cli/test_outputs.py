@@ -6,7 +6,7 @@ import pytest
 
 from headway.cli.main import main
 from tests.support.commands import TRACE
-from tests.workload.test_server_metrics import OUTPUT, PROMPT, scrape
+from tests.traffic.test_server_metrics import OUTPUT, PROMPT, scrape
 
 FEW = ("--set", "workload.num_prompts=4")
 PLAN = (

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headway.studio.server import Studio
-from simulator.workload.describe import describe
+from headway.traffic.describe import describe
 from simulator.workload.traces import read, read_trace
 from tests.support.browser import browser
 from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs

@@ -13,7 +13,7 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.write import write_timed_trace
 from simulator.workload.workload import Workload

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.traffic.describe import describe
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.workload.describe import describe, shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.select import Selection, select
 from simulator.workload.traces import read_trace, write_mooncake
 from simulator.workload.workload import Workload

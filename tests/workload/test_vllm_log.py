@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.traces import read_trace
 from tests.workload.test_ledger import told
 

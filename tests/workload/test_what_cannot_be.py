@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from headway.traffic.scrapes import read_metrics
 from simulator.util.errors import HeadwayError
-from simulator.workload.scrapes import read_metrics
 from simulator.workload.traces.read import read_measured
 from tests.workload.test_ledger import HEAD, told
 from tests.workload.test_vllm_log import log

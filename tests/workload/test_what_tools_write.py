@@ -10,7 +10,7 @@ from headway.cli.main import main
 from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
-from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import read_table
 from tests.workload.test_ledger import HEAD, told

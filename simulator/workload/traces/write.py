@@ -13,7 +13,7 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, warn
 from simulator.util.files import write_atomic
-from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.unused import has_media
 from simulator.workload.workload import Workload
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from headway.traffic.scrapes import Metrics, as_vllm, model_names
 from simulator.util.errors import HeadwayError
 from simulator.workload.generate import INPUT_LEN, OUTPUT_LEN
-from simulator.workload.scrapes import Metrics, as_vllm, model_names
 from simulator.workload.traces.fields import NAMES
 
 CACHE_FLAGS = ("block_size", "num_gpu_blocks", "gpu_memory_utilization", "enable_prefix_caching")

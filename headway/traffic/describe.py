@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.util.errors import printable
-from simulator.workload.prefixes import prefix_columns
+from simulator.workload.prefixes import shared_prefix_tokens
 from simulator.workload.workload import Floats, Ints, Workload
 
 PERCENTILES = (50, 90, 95, 99)
@@ -54,16 +54,6 @@ def _lengths(lengths: Ints | Floats) -> dict[str, float]:
     percentiles = zip(PERCENTILES, np.percentile(lengths, PERCENTILES).tolist(), strict=True)
     between = {f"p{p}": value for p, value in percentiles}
     return {"min": least, "mean": float(lengths.mean()), **between, "max": most}
-
-
-def shared_prefix_tokens(workload: Workload) -> int | None:
-    """Count the input tokens that are a prefix of an earlier prompt; None without contents.
-
-    Also of its answer. A cache without bounds would find as many, but for the rounding to its own
-    blocks.
-    """
-    columns = prefix_columns(workload.segments or (), workload.output_tokens.tolist())
-    return sum(columns["prefix_tokens"]) if columns else None
 
 
 def describe_text(

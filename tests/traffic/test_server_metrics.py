@@ -8,12 +8,12 @@ import pytest
 
 from headway.cli.main import main
 from headway.report.prometheus import metrics_text
+from headway.traffic.scrapes import read_metrics
+from headway.traffic.server_metrics import infer_load, load_text, scenario_text
 from simulator.scenario.draw import make_workload
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.workload.scrapes import read_metrics
-from simulator.workload.server_metrics import infer_load, load_text, scenario_text
 from tests.support.scenarios import SMALL
 
 INFO = (
