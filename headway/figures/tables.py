@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headway.common.pareto import pareto_front
 from headway.figures.style import (
     COLORS,
     FAINT,
@@ -23,7 +24,6 @@ from headway.figures.style import (
 from headway.runs.read import check_columns, need_columns
 from simulator.results.request_table import Floats
 from simulator.util.errors import HeadwayError
-from simulator.util.pareto import pareto_front
 
 if TYPE_CHECKING:
     import pandas as pd

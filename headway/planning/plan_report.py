@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from headway.common.pareto import pareto_front
 from headway.planning.candidate import Candidate, looked_at, result_row
 from headway.planning.design import axes_of, fold_errors
 from headway.planning.journal import open_journal
@@ -24,7 +25,6 @@ from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
-from simulator.util.pareto import pareto_front
 from simulator.util.workers import use_backend
 
 if TYPE_CHECKING:

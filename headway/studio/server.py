@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headway.common.http_server import is_foreign, on_interrupt, running
 from headway.report.html.page import frame, read_asset
 from headway.studio.columns import columns_of, columns_used, unknown_columns
 from headway.studio.knobs import KEYS, Knob, knobs_of, overrides
@@ -29,7 +30,6 @@ from simulator.scenario.draw import TRACE_OPTION, settle_models
 from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.http_log import is_foreign, on_interrupt, running
 from simulator.workload.traces.read import read_measured
 
 need_package("studio", "serve", "aiohttp")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from headway.common.http_server import on_interrupt
 from headway.twin.remote import MOST_BYTES, Scrape, read_text, with_session
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.util.http_log import on_interrupt
 from simulator.workload.workload import Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000

@@ -16,6 +16,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from headway.common.http_server import LOOPBACK, is_foreign, on_interrupt, running
 from headway.planning.runs import encode_csv
 from headway.twin.admin import Admin
 from headway.twin.api.answers import SHAPES
@@ -36,7 +37,6 @@ from simulator.features.images.images import Images
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
-from simulator.util.http_log import LOOPBACK, is_foreign, on_interrupt, running
 from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 from simulator.workload.unused import has_media

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_jsonable_python
 
+from headway.common.http_server import on_interrupt
 from headway.twin.options import Watched
 from headway.twin.polled_gauges import polled_gauges
 from headway.twin.remote import Scrape, read_text, with_session
@@ -26,7 +27,6 @@ from simulator.core.request import Segments
 from simulator.scenario.draw import make_workload
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-from simulator.util.http_log import on_interrupt
 from simulator.workload.workload import Floats, Ints, Workload
 
 HISTORY = 30  # windows that are simulated

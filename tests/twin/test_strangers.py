@@ -13,13 +13,13 @@ import aiohttp
 import numpy as np
 import pytest
 
+from headway.common.http_server import is_foreign
 from headway.twin import remote
 from headway.twin.api.refusals import openapi
 from headway.twin.options import ServeOptions
 from headway.twin.replay import replay
 from headway.twin.server import Server
 from simulator.util.errors import HeadwayError
-from simulator.util.http_log import is_foreign
 from simulator.workload.workload import Workload
 from tests.support.twins import served_by
 from tests.support.wire import described

@@ -1,6 +1,6 @@
 """Pareto fronts."""
 
-from simulator.util.pareto import pareto_front
+from headway.common.pareto import pareto_front
 
 
 def test_the_front_is_what_nothing_beats():
