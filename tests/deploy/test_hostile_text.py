@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from headway.cli.json_schema import json_schema
 from headway.deploy.deployment import deployment
 from simulator.models.load import MODELS
-from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.conftest import FULL

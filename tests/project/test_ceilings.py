@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.scenario.json_schema import json_schema
+from headway.cli.json_schema import json_schema
 from tests.support.file_index import ABOVE
 
 ROOT = Path(__file__).parents[2]

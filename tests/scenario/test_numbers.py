@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from headway.cli.json_schema import json_schema
 from simulator.build.policy_table import POLICIES, signature
 from simulator.cluster.routers import ROUTERS
 from simulator.costs.overhead import Overhead
 from simulator.costs.profile import FORMS, RESERVED_FIELDS
 from simulator.policies.predictor import KINDS as PREDICTORS
-from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import NUMERIC, FieldInfo, keys_of

@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 import yaml
 
+from headway.cli.json_schema import json_schema
 from headway.cli.main import main
-from simulator.scenario.json_schema import json_schema
 from simulator.scenario.scenario import Scenario
 
-SCENARIOS = sorted(Path("scenarios").rglob("*.yaml"))
+SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").rglob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
