@@ -105,6 +105,8 @@ def named_by_option(given: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except MappingError as error:
+        if not {fault.key for fault in error.faults} <= {(name,) for name in given}:
+            raise
         raise HeadwayError(
             f"--{name.replace('_', '-')} {given[name]}: {what}" for (name,), what, _ in error.faults
         ) from None

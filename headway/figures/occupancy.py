@@ -21,7 +21,7 @@ from headway.figures.style import (
 )
 from simulator.results.request_table import DELIVERY, Floats
 from simulator.results.time_series import count_in_bins
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, MappingError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +63,7 @@ def draw_occupancy(
     if not any(len(slots) for slots, *_ in spans):
         name = "seconds" if start is None else "start"
         what = f"no request runs between {begin:g} and {end:g} s; the run ends at {longest:.3g} s"
-        raise HeadwayError(f"{name}: {what}")
+        raise MappingError(name, what)
     rows = max(int(slots.max(initial=0)) for slots, *_ in spans) + 1
     keeps = any(_keeps_seats(run) for run in runs)
     edges = np.linspace(begin, end, BINS + 1)
