@@ -137,8 +137,9 @@ def _alone(run: AdvisedEvidence, one: Broken, asked: Flags) -> float:
     if run.engine.enable_prefix_caching and run.record.workload.segments is not None:
         return 0.0  # how much of a prompt is computed is not known beforehand
     prompt = int(np.percentile(prompts, one.percentile, method="lower"))
-    sizes = [min(budget, prompt - at) for at in range(0, prompt, budget)]
-    steps = [Step([Chunk(Request(-1, 0.0, size, 1), 0, size)], 0, 0) for size in sizes]
+    request = Request(-1, 0.0, prompt, 1)
+    chunks = (Chunk(request, at, min(budget, prompt - at)) for at in range(0, prompt, budget))
+    steps = [Step([chunk], 0, 0) for chunk in chunks]
     first: float = 1e3 * sum(cost.execute(step).seconds for step in steps)
     if one.latency == "ttft":
         return first

@@ -92,12 +92,15 @@ def _found(run: AdvisedEvidence, rules: Iterable[Rule]) -> Iterator[tuple[str, F
 
 
 def _taken(advice: Iterable[Advice]) -> dict[str, Advice]:
-    """Return one value for each key: the first, but of replicas as many as any finding needs."""
+    """Return one value for each key: the first, but of replicas as many as any finding needs.
+
+    Of equal numbers the one that says which other keys change with it.
+    """
     taken: dict[str, Advice] = {}
     for one in advice:
         first = taken.setdefault(one.key, one)
         if one.key.endswith(".replicas") and one.direction == first.direction == "raise":
-            taken[one.key] = max(first, one, key=lambda each: each.to)
+            taken[one.key] = max(first, one, key=lambda each: (each.to, len(each.also)))
     return taken
 
 

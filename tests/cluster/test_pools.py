@@ -215,6 +215,23 @@ def test_the_diagnosis_names_the_pool_that_is_short(path: Path) -> None:
     assert better.summary()["mean_ttft_ms"] < 0.5 * first["mean_ttft_ms"]
 
 
+def test_the_diagnosis_moves_replicas_between_pools_that_are_counted_apart(path: Path) -> None:
+    """Where each group has its own number, there is no ratio to change."""
+    path.write_text(
+        SCENARIO.replace("  replicas: 8\n", "")
+        .replace("{ratio: 1P3D}", "{bandwidth: 50}")
+        .replace("kv_producer", "kv_producer, replicas: 1")
+        .replace("kv_consumer", "kv_consumer, replicas: 5")
+    )
+    result = run(load_scenario(path, ["workload.input_len=4000", "workload.request_rate=40"]))
+    told = result.summary()["headway"]["diagnosis"]
+    found = next(one for one in told if one["rule"] == "pools")
+    advice = found["advice"][0]
+    assert (advice["key"], advice["from"], advice["to"]) == ("cluster.groups.p.replicas", 1, 5)
+    assert advice["also"] == {"cluster.groups.d.replicas": 1}
+    assert "while d has 5 replicas" in found["text"]
+
+
 def test_what_comes_after_a_broken_transfer_does_not_arrive_in_the_past() -> None:
     """Two prompts of 0.5 s to 2.5 s; the first breaks off at 2.75 s: the second is sent from then.
 

@@ -211,6 +211,22 @@ def test_a_goodput_that_too_few_keep_names_a_latency() -> None:
     assert found["advice"]
 
 
+def test_a_prompt_in_several_steps_is_alone_as_slow_as_it_is() -> None:
+    """Each step reads what those before it stored: no replica makes a lone request faster."""
+    work = "workload={num_prompts: 1, input_len: 6000, output_len: 2}"
+    sets = ["cost=null", work, "engine={max_num_batched_tokens: 512, max_model_len: 8192}"]
+    (ttft,) = run(load_scenario("demo", [*sets, "goodput=null"])).request_table().ttft
+    found = broken(*sets, f"goodput={{ttft: {999 * ttft}}}")
+    assert f"alone on a replica a request has {1e3 * ttft:.1f} ms" in found["text"]
+    assert "cluster.replicas" not in {one["key"] for one in found["advice"]}
+
+
+def test_answers_of_one_token_have_a_first_token_and_no_time_between_two() -> None:
+    found = broken(*SLOW, "workload={num_prompts: 20, output_len: 1}", "goodput={ttft: 1, tpot: 1}")
+    assert "TTFT is" in found["text"]
+    assert "TPOT is" not in found["text"]
+
+
 def test_a_level_of_one_class_is_ranked_by_it_and_parts_the_classes(write) -> None:
     """A client's wait is what the advice is to improve; a policy that parts clients is tried."""
     level = "client client-0: p95_ttft_ms<=500"
