@@ -164,17 +164,20 @@ class TrtLlm(ContinuousBatching):
             return missing
         return self.reserved_blocks(request) - -(-known // blocks.block_size) + missing
 
-    def _being_added(self) -> set[int]:
-        """Name the block that each prompt under way adds next to the prefix cache."""
-        if self.policy == STATIC_BATCH or not self.blocks.names_blocks:
-            return set()
+    def _being_added(self) -> set[int] | None:
+        """Name the block that each prompt under way adds next to the prefix cache.
+
+        None: nobody waits for another to add it.
+        """
+        if self.policy == STATIC_BATCH:
+            return None
         size, first_new = self.blocks.block_size, self.blocks.first_new
         found = (first_new(request, request.computed // size) for request in self.running.partial)
         return {name for name in found if name is not None}
 
-    def _is_held_back(self, request: Request, adding: set[int]) -> bool:
+    def _is_held_back(self, request: Request, adding: set[int] | None) -> bool:
         """Say whether another adds what a request would add first; if not, it is to add it."""
-        if self.policy == STATIC_BATCH or not self.blocks.names_blocks:
+        if adding is None:
             return False
         name = self.blocks.first_new(request, len(self.blocks.match(request)))
         if name in adding:

@@ -460,7 +460,6 @@ class SgLang(ContinuousBatching):
         self.ratio.fall(ticks)
         if self._passes_left:
             self._passes_left = max(self._passes_left - ticks, 0)
-        self.computed_tokens += ticks * self._stale_tokens
 
     def finish(self, request: Request, now: float) -> None:
         self.running.remove(request)
