@@ -82,3 +82,14 @@ def test_a_log_keeps_its_last_page_as_it_is() -> None:
     assert log.runs[:-1].tobytes() == runs.tobytes()
     assert log.runs[-1:]["start"] == [7.0]
     assert (log.column("tick_ends") == ticks).all()
+
+
+@pytest.mark.parametrize("begin", [0, 5, PAGE, 2 * PAGE + 3, 3 * PAGE, 3 * PAGE + 9])
+@pytest.mark.parametrize("end", [PAGE, 2 * PAGE + 7, 3 * PAGE, 3 * PAGE + 20, 9 * PAGE, None])
+def test_a_part_of_a_log(begin: int, end: int | None) -> None:
+    """Whether it lies in pages, in what follows them, or in both."""
+    log = Log(10, 4)
+    log.tick_ends.extend(range(4 * PAGE + 50))
+    log.put_by()
+    assert len(log.pages["tick_ends"]) == 3
+    assert log.column("tick_ends", begin, end).tolist() == [*range(4 * PAGE + 50)][begin:end]

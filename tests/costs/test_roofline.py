@@ -8,6 +8,7 @@ import pytest
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
+from simulator.costs.noise import describe_cost
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
@@ -102,6 +103,9 @@ def test_roofline_of_other_precisions_and_hardware() -> None:
     assert int4.unmeasured == "kernels of llama-3-8b in int4 on H100-80GB"
     assert int4.residuals is not None
     assert 1.96 * int4.residuals["decode"] > 0.17
+    ends = np.exp([-1.96 * int4.residuals["decode"], 1.96 * int4.residuals["decode"]])
+    known = describe_cost(int4)["step_times"]
+    assert known["interval_95"]["decode"] == pytest.approx([*ends])  # type: ignore[index]
     assert roofline(LLAMA, a100, dtype="fp8").dense_seconds(long) == pytest.approx(
         roofline(LLAMA, a100).dense_seconds(long)
     )

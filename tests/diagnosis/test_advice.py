@@ -147,20 +147,21 @@ def test_blocks_that_admission_keeps_free(advice, write) -> None:
     assert memory["text"].endswith("Admission keeps blocks free: min_decode_blocks (45).")
 
 
-def test_fewer_seats_where_nobody_waits_for_blocks(write) -> None:
-    """Two of 7 + 4 tokens in 5 blocks of 4: each needs 3 at its end, so one at a time."""
-    text = """name: pair
-engine: {name: textbook,
-  max_num_seqs: 2, block_size: 4, num_gpu_blocks_override: 6, enable_prefix_caching: false,
-         max_model_len: 16, max_num_batched_tokens: 64}
-cost: {kind: linear, base: 1}
-workload: {num_prompts: 2, request_rate: inf, input_len: 7, output_len: 4}
+@pytest.mark.parametrize(("seats", "blocks", "to"), [(2, 5, 1), (4, 10, 3)])
+def test_fewer_seats_where_nobody_waits_for_blocks(write, seats: int, blocks: int, to: int) -> None:
+    """As many of 7 + 4 tokens in blocks of 4: each needs 3 at its end, so few at a time."""
+    text = f"""name: pair
+engine: {{name: textbook,
+  max_num_seqs: {seats}, block_size: 4, num_gpu_blocks_override: {blocks + 1},
+  enable_prefix_caching: false, max_model_len: 16, max_num_batched_tokens: 64}}
+cost: {{kind: linear, base: 1}}
+workload: {{num_prompts: {seats}, request_rate: inf, input_len: 7, output_len: 4}}
 """
     from simulator.diagnosis.advice import AdvisedEvidence
 
     result = run(load_scenario(write(text)))
     (advice,) = AdvisedEvidence(result, result.summary()).advisor.fewer_seats()
-    assert words(advice.as_dict()) == "lower engine.max_num_seqs from 2 to 1"
+    assert words(advice.as_dict()) == f"lower engine.max_num_seqs from {seats} to {to}"
 
 
 def test_words() -> None:

@@ -39,6 +39,10 @@ def queue(first: int, second: int) -> Workload:
     return workload(*[(0, 5, 4)] * (first + second), client=["a"] * first + ["b"] * second)
 
 
+def test_a_batch_of_nobody_is_no_service() -> None:
+    assert batch_service(served(workload(), seats=1).table) == 0
+
+
 def test_b_waits_behind_all_of_a() -> None:
     """One seat, 4 s each: b gets nothing until 48 s, while a boards 12 times, at 44 s the last.
 

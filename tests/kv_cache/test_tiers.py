@@ -35,6 +35,7 @@ def _replay(case: dict) -> int:
     tier = HostTier(case["blocks"], write_through=True, threshold=case["store_threshold"])
     prompts: dict[int, list[int]] = {}
     seen: dict[int, list[int]] = {}
+    copied = 0
     for kind, number, *rest in case["calls"]:
         if kind == "load":
             keys, found = rest
@@ -50,6 +51,8 @@ def _replay(case: dict) -> int:
             after = {key for keys in prompts.values() for key in keys if key in tier}
             assert sorted(after - before) == sorted(stored or [])
             assert sorted(before - after) == evicted
+            copied += len(stored or [])
+            assert tier.stored == copied
             seen[number] += used
         else:
             tier.finished(seen.pop(number))

@@ -58,6 +58,14 @@ def test_what_a_request_alone_needs_is_no_bound_that_a_load_keeps(
     assert not recwarn
 
 
+def test_how_long_a_first_look_is_and_what_an_offer_costs(write) -> None:
+    """4,000 requests at 20 a second take 200 s; two GPUs cost twice one."""
+    shop = market(write(SHOP.replace("request_rate: 8", "request_rate: 20")))
+    assert shop.quick().criteria.max_seconds == 200.0
+    prices = {one.size: one.price for one in shop.offers()}
+    assert (prices[1], prices[2]) == (6.88, 2 * 6.88)
+
+
 def test_an_error_names_the_gpu_that_it_is_of(write) -> None:
     """Until one is chosen the largest stands for all."""
     gpus = wanted_gpus("T4,B200", by_data_sheet=True)

@@ -56,7 +56,9 @@ def test_the_capacity_is_one_number_and_holds_a_long_run(tmp_path: Path, capsys)
     with (out / "plan.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line["at"] == line["capacity"] == number
-    assert json.loads((out / "plan.json").read_text())["candidates"][0]["capacity"] == float(number)
+    (answer,) = json.loads((out / "plan.json").read_text())["candidates"]
+    assert answer["capacity"] == float(number)
+    assert f"; above it {answer['broke']} breaks;" in " ".join(said.out.split())
     assert kept(out / "best.yaml", 1000, seeds=2) >= 0.988
     more = f"workload.request_rate={1.2 * float(high):g}"
     assert kept(out / "best.yaml", 1000, more, seeds=1) < 0.98
@@ -260,6 +262,10 @@ def test_a_cheaper_gpu_is_named_that_faster_steps_make_enough(tmp_path: Path, ca
     (percent,) = re.search(r"  steps (\d+) % faster, .*: 1 x L40S \(", told).groups()
     cheap = load_scenario("demo", [*keys, "gpu=L40S", "workload.num_prompts=1000", "seed=100"])
     assert int(percent) / 100 >= 1 - step_span([resolve(cheap).cost])[0]
+    (percent,) = re.search(r"steps (\d+) % slower, the upper end", told).groups()
+    bought = load_scenario("demo", [*keys, "gpu=A100-80GB"])
+    least, most = (int(percent) / 100 + more for more in (0.0, 0.01))
+    assert least <= step_span([resolve(bought).cost])[1] - 1 < most
     for steps, met in ((0.0, False), (-QUANTILE, True)):
         found = measure_run(cheap, [level], steady=True, change=Change(steps=steps))
         assert (not found["broken"] and level.met(found["p90_tpot_ms"])) == met

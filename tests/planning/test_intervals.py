@@ -36,6 +36,16 @@ def test_the_interval_of_batches_by_hand():
     assert batch_interval([[2.0] * 4, [2.0] * 4]) == (2.0, 2.0, 2.0)
 
 
+def test_batches_that_follow_from_each_other_count_less():
+    """Of 0, 0, 4, 4 and 2 of another run: r = (4 - 4 + 4) / 16, so 5 x 0.75 / 1.25 = 3 count.
+
+    t(0.975, 2) = 4.302653, and the error is 2 / sqrt(3).
+    """
+    low, mean, high = batch_interval([[0.0, 0.0, 4.0, 4.0], [2.0]])
+    assert mean == 2.0
+    assert high - mean == mean - low == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)
+
+
 def test_the_interval_of_batches_covers_what_is_not_symmetric():
     """Three runs of ten batches of gamma values, mean 1, shape 0.2: a few batches have nearly all.
 

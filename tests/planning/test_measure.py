@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from headway.planning.measure import _Watch, broken_bound, measure_run
+from headway.planning.verdict import LEVELS
 from simulator import load_scenario, run
 from simulator.core.log import Log
 from simulator.results.service_levels import parse_slo
@@ -72,6 +73,10 @@ def test_the_batches_hold_every_measured_request(scenario: Path):
     assert values["completion"] == 1.0  # of those measured, whatever the warm-up is
     assert values["attainment"] == pytest.approx(1 - late.mean())
     assert shares == [part.mean() for part in np.array_split(late, 10)]
+    ttft = 1e3 * table.ttft[table.sent >= table.sent[0] + values["warmup_s"]]
+    middle = np.interp(0.5, LEVELS, values["quantiles"][MEDIAN.text])
+    assert values["quantiles"][MEDIAN.text][-1] == pytest.approx(ttft.max(), rel=1e-5)
+    assert middle == pytest.approx(np.median(ttft), rel=0.05)
 
 
 def test_a_warm_up_that_is_known_is_left_out(scenario: Path):

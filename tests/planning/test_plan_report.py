@@ -42,6 +42,7 @@ def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFi
     result = run(again)
     with (out / "runs.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if int(float(r["engine.max_num_seqs"])) == seats]
+    assert [int(row["seed"]) for row in rows[:2]] == [again.seed, again.seed + 1]
     (row,) = [r for r in rows if int(r["num_prompts"]) == again.workload.generator.num_prompts][:1]
     result.warmup = float(row["warmup_s"])
     values = read_metric_values(result, [parse_slo("p99_ttft_ms<=250")])

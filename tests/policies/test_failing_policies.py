@@ -5,11 +5,17 @@ from math import nan
 import pytest
 
 from headway.cli.main import main
+from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import victim_of
 from simulator.policies.waiting_queues import KeyQueue
 from simulator.scenario.load import load_scenario
+from simulator.schedulers.running_requests import (
+    FUTILE_STEPS,
+    EndlessPreemptionError,
+    PreemptionLoop,
+)
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import play, workload
@@ -248,3 +254,14 @@ def test_a_scheduler_that_fails_is_one_line_and_exit_code_2(
     assert message.startswith(f"headway: error: engine.scheduling_policy: {before}")
     assert message.endswith(after)
     assert not (tmp_path / "out").exists()
+
+
+def test_steps_in_vain_count_from_the_last_arrival() -> None:
+    """Whoever comes may be what the next preemptions are for."""
+    loop, decodes = PreemptionLoop("mine"), DecodeSet(4)
+    for step in range(2 * FUTILE_STEPS):
+        if step % FUTILE_STEPS == 0:
+            loop.arrived()
+        loop.preempted(float(step), decodes)
+    with pytest.raises(EndlessPreemptionError, match="mine goes round in circles"):
+        loop.preempted(2.0 * FUTILE_STEPS, decodes)

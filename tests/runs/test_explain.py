@@ -91,6 +91,18 @@ def test_held_by_the_client_and_rejected(write, tmp_path: Path) -> None:
     assert "5.000 s  last token (E2EL 1.000 s)" in third
 
 
+def test_how_full_the_engine_is_when_a_request_comes(write, tmp_path: Path) -> None:
+    """The first has three steps before it at 2.5 s and two after; the third comes to none."""
+    lines = ["18:00:00.0,7,4", "18:00:02.5,7,1", "18:00:09.5,7,1"]
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    (tmp_path / "t.csv").write_text(text + "".join(f"2023-11-16 {line}\n" for line in lines))
+    sets = ["workload={trace: {path: t.csv}}"]
+    write_run(run(load_scenario(write(PAIR), sets)), tmp_path / "out")
+    second, third = (explain(tmp_path / "out", number) for number in (1, 2))
+    assert "2.500 s  sent to the engine; 1 of 4 seats are taken, 0 requests wait" in second
+    assert "9.500 s  sent to the engine; 0 of 4 seats are taken, 0 requests wait" in third
+
+
 def test_replicas_with_different_seats(write, tmp_path: Path) -> None:
     """How many seats there are is told where all groups have as many."""
     for seats, told in ((2, "; 0 seats are taken"), (4, "; 0 of 4 seats are taken")):

@@ -12,6 +12,7 @@ from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.interface import LONGEST_LEAP
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -88,6 +89,12 @@ def test_a_queue_stops_the_leap_only_where_blocks_are_shared() -> None:
     assert named.horizon(started(named, (4, 9), (12, 9))) == 1
     own = made(Scheduler, UnsharedPrefixCache(4, 4), max_num_seqs=2)
     assert own.horizon(started(own, (4, 9), (12, 9))) == 8
+
+
+@pytest.mark.parametrize(("order", "steps"), [("lpm", 8), ("hrrn", 1)])
+def test_sglang_leaps_unless_its_order_counts_the_steps(order: str, steps: int) -> None:
+    scheduler = made(SgLang, RadixCache(90, 4), order=order, max_model_len=60)
+    assert scheduler.horizon(started(scheduler, (4, 9), (4, 9))) == steps
 
 
 @pytest.mark.parametrize("policy", POLICIES)

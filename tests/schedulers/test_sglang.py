@@ -164,6 +164,16 @@ def test_who_ends_last_counts_before_the_one_that_would_have_been() -> None:
     assert seen[0] == prompts(0, 1, 2, tokens=20)
 
 
+@pytest.mark.parametrize(("memory", "second"), [(17, ({}, 1)), (18, prompts(1, tokens=8))])
+def test_an_answer_of_one_token_that_ignores_the_end_counts(memory: int, second: object) -> None:
+    """Behind its prompt more than two tokens must be free for each of the two that then run."""
+    scheduler = made(
+        SgLang, counter(memory, 1), ignore_eos=True, max_new_tokens="exact", max_model_len=60
+    )
+    seen, _ = run(scheduler, (0, 4, 2), (0, 8, 1))
+    assert seen[:2] == [prompts(0, tokens=4), second]
+
+
 def test_sglang_lets_the_urgent_take_a_place() -> None:
     """One seat. Priority 20 differs from 0 by more than 10, 5 does not."""
     options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
@@ -302,6 +312,22 @@ def test_overlap_tells_when_the_tokens_came() -> None:
     for run_ in log.runs:
         last = int(run_["first_tick"] + run_["ticks"]) - 1
         assert log.tick_ends[last] == ends[run_["id"]]
+
+
+def test_overlap_tells_when_an_answer_of_one_token_came() -> None:
+    """It leaves the batch of those who decode before the batch with its prompt is over."""
+    scheduler = made(OverlappedSgLang, counter(90), max_model_len=60)
+    load = workload((0, 4, 9), (3.5, 4, 1), max_tokens=np.array([9, 1]))
+    log, _ = play(load, scheduler)
+    ends = {row["id"]: row["finish"] for row in log.requests}
+    runs = {row["id"]: row for row in log.runs}
+    assert (runs[1]["start"], runs[1]["ticks"]) == (ends[1], 0)
+    assert runs[0]["ticks"] == 8
+
+
+def test_who_comes_first_may_be_run_at_once() -> None:
+    """An engine asks a scheduler that says so when its step is over, not when its leap is."""
+    assert made(SgLang, counter(90)).add(Request(0, 0.0, 4, 1))
 
 
 def test_sglang_shuffles_by_seed() -> None:

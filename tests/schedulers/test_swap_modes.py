@@ -54,6 +54,11 @@ def test_those_who_find_their_blocks_again_need_no_copy() -> None:
     fresh = SwapSpace(10, 4, prices(1.0, 1.5, 1.5))
     fresh.swap_out(request, 8)
     assert request.swapped == 8
+    request.swapped = 0
+    free = SwapSpace(10, 4, prices(1.0, 0.01, 0.0))
+    free.observe(8, 8)  # all is found again, so that even a copy of 0.02 s is for nothing
+    free.swap_out(request, 8)
+    assert request.swapped == 0
 
 
 def test_auto_chooses_for_each_victim() -> None:

@@ -13,6 +13,14 @@ def test_v0_computes_prompts_alone_while_decodes_wait() -> None:
     assert seen == [prompts(0, 1, tokens=4), ({}, 2), prompts(2, tokens=6), ({}, 1), ({}, 1)]
 
 
+def test_a_step_of_v0_copies_nothing_where_nobody_is_swapped() -> None:
+    scheduler = made(VllmV0, counter(90), max_model_len=16)
+    scheduler.add(Request(0, 0.0, 4, 4))
+    scheduler.commit(scheduler.schedule(0.0), [1.0])
+    step = scheduler.schedule(1.0)
+    assert (step.decodes, step.copies) == (1, None)
+
+
 def test_v0_splits_no_prompt() -> None:
     """Of 16 tokens a step 10 are taken: the next 10 wait for a step of their own."""
     scheduler = made(

@@ -17,6 +17,7 @@ def assert_consistent(scheduler: SchedulerBase) -> None:
     gone = {*others} - {*running.partial}  # whose last token is on its way
     assert gone <= {*getattr(running, "leaving", ())}
     assert decodes.count == len(members)
+    assert {*getattr(running, "open", ())} <= {*members}
     ordered = isinstance(scheduler, SgLang)
     batch = isinstance(scheduler, Static)  # which may not have come to all of its members
     plain = type(decodes) is DecodeSet  # that of drafts sums what each member verifies

