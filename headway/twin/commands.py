@@ -28,7 +28,6 @@ from headway.twin.options import (
     ServeOptions,
     Watched,
 )
-from simulator.scenario.draw import make_workload
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -157,6 +156,7 @@ def replay(
     from headway.twin.measured_run import Draft, table, write_measured
     from headway.twin.replay import LAST_TOKEN
     from headway.twin.replay import replay as send
+    from simulator.scenario.draw import make_workload
     from simulator.scenario.load import load_scenario
     from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
