@@ -8,8 +8,7 @@ had: is the device there, does it run such a model, does it fit.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,10 +110,10 @@ class Engine:
             loaded = read_weights(spec, weights, self.device, self.dtype)
         self.cache = KVCache(spec, num_blocks, block_size, self.device, self.dtype)
         self.states = RequestStates(spec.vocab_size)
-        self._rotary = rotary_table(spec, spec.max_position_embeddings, self.device)
+        self.rotary = rotary_table(spec, spec.max_position_embeddings, self.device)
         self._max_num_seqs = max_num_seqs
         self._mixed_sizes = mixed_sizes
-        self.model = Transformer(spec, loaded, TorchBackend(spec, self.cache, self._rotary))
+        self.model = Transformer(spec, loaded, TorchBackend(spec, self.cache, self.rotary))
         self.inputs = InputBatchBuilder(self.states, block_size, self.device)
         self.graphs: Graphs | None = None
         if on_cuda:
@@ -122,17 +121,11 @@ class Engine:
         self._swapped: dict[int, list[torch.Tensor]] = {}  # by request
         self._generator = generator
 
-    def use_torch(self) -> None:
-        """Do what lies between the products in plain torch, every step launched as it comes."""
-        self.model.backend = TorchBackend(self.spec, self.cache, self._rotary)
-        self.inputs = InputBatchBuilder(self.states, self.block_size, self.device)
-        self.graphs = None
-
     def use_triton(self, *, graphs: bool) -> None:
         """Do it in Triton's kernels, and in CUDA graphs if so wanted, as always on CUDA."""
         from gpu_backend.cuda.ops import CudaBackend, prefill_cut
 
-        self.model.backend = CudaBackend(self.spec, self.cache, self._rotary, self._max_num_seqs)
+        self.model.backend = CudaBackend(self.spec, self.cache, self.rotary, self._max_num_seqs)
         blocks = -(-self.spec.max_position_embeddings // self.block_size)
         self.inputs = InputBatchBuilder(
             self.states, self.block_size, self.device,
@@ -141,17 +134,6 @@ class Engine:
             max_blocks=min(blocks, self.num_blocks), tile_rows=prefill_cut(self.dtype).rows,
         )  # fmt: skip
         self.graphs = Graphs(self.model, self.inputs) if graphs else None
-
-    @contextmanager
-    def launched_one_by_one(self) -> Iterator[None]:
-        """Let no step run as a CUDA graph within a `with` block."""
-        graphs, inputs = self.graphs, self.inputs
-        sizes = inputs.capture_sizes, inputs.mixed_sizes
-        self.graphs, inputs.capture_sizes, inputs.mixed_sizes = None, [], []
-        try:
-            yield
-        finally:
-            self.graphs, (inputs.capture_sizes, inputs.mixed_sizes) = graphs, sizes
 
     def execute(
         self,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpu_backend.model import Transformer
 
 T = TypeVar("T")
-WARM_REPLAYS = 3  # before replays are timed
 MIXED_SIZES = (16, 32, 64, 128, 256, 384, 512)
 """Tokens of graphs of steps with prompts; vLLM 0.33 has such graphs for up to 512 tokens
 (`max_cudagraph_capture_size`)."""
@@ -52,8 +51,8 @@ class Graphs:
     def __init__(self, model: "Transformer", inputs: InputBatchBuilder) -> None:
         self._model = model
         self._inputs = inputs
-        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its tokens
-        self._mixed: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
+        self.captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its tokens
+        self.mixed: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
         self.bytes = 0  # of the device's memory that they hold
         if inputs.device.type == "cuda":
             self._capture_all()
@@ -63,42 +62,29 @@ class Graphs:
 
         Nothing waits for the device.
         """
-        if batch.mixed and batch.bucket in self._mixed:
-            graph, hidden = self._mixed[batch.bucket]
+        if batch.mixed and batch.bucket in self.mixed:
+            graph, hidden = self.mixed[batch.bucket]
             graph.replay()
             return self._model.next_tokens(*hidden, batch)
         if not batch.bucket or batch.mixed:
             return self._model.sample(batch)
         count = len(batch.host.emits)
-        if batch.bucket not in self._captured:
+        if batch.bucket not in self.captured:
             return self._model.sample(batch)[:count]
-        graph, tokens = self._captured[batch.bucket]
+        graph, tokens = self.captured[batch.bucket]
         graph.replay()
         return tokens[:count]
 
     def replay_all(self) -> None:
         """Replay every graph once on rows that only pad: the first time costs more."""
-        for size, (graph, _) in self._captured.items():
+        for size, (graph, _) in self.captured.items():
             self._inputs.padding(size)
             graph.replay()
-        for size, (graph, _) in self._mixed.items():
+        for size, (graph, _) in self.mixed.items():
             self._inputs.padding(size, mixed=True)
             graph.replay()
-        if self._captured:
+        if self.captured:
             torch.cuda.synchronize()
-
-    def replay_seconds(self, size: int, repeats: int, *, mixed: bool = False) -> float:
-        """Return the device's seconds of a replay of the graph that has just run: kernels alone."""
-        graph = self._mixed[size][0] if mixed else self._captured[size][0]
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        for _ in range(WARM_REPLAYS):
-            graph.replay()
-        events[0].record()
-        for _ in range(repeats):
-            graph.replay()
-        events[1].record()
-        events[1].synchronize()
-        return events[0].elapsed_time(events[1]) / 1e3 / repeats
 
     def _capture_all(self) -> None:
         """Capture every size, the largest first: its memory then serves the others."""
@@ -110,9 +96,9 @@ class Graphs:
             try:
                 for size in reversed(inputs.mixed_sizes):
                     batch = inputs.padding(size, mixed=True)
-                    self._mixed[size] = _capture(model.hidden, batch, pool, aside)
+                    self.mixed[size] = _capture(model.hidden, batch, pool, aside)
             except RuntimeError as error:
-                self._mixed.clear()
+                self.mixed.clear()
                 inputs.mixed_sizes = []
                 warnings.warn(
                     "steps with prompts are launched kernel by kernel, since they could not be "
@@ -122,7 +108,7 @@ class Graphs:
                 )
                 pool = torch.cuda.graph_pool_handle()
             for size in reversed(inputs.capture_sizes):
-                self._captured[size] = _capture(model.sample, inputs.padding(size), pool, aside)
+                self.captured[size] = _capture(model.sample, inputs.padding(size), pool, aside)
             torch.cuda.synchronize()
         self.bytes = free - torch.cuda.mem_get_info(inputs.device)[0]
 

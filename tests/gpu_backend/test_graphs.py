@@ -25,6 +25,7 @@ from simulator.models.load import load_model
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
 from tests.support.engines import made, play, workload
+from tools.campaign.eager import launched_one_by_one
 
 CPU = torch.device("cpu")
 
@@ -232,7 +233,7 @@ def test_an_engine_tells_how_its_steps_were_launched() -> None:
 
     decoding = engine.execute([chunk(id, 5, 1, 6) for id in range(3)], keep=False)
     assert (decoding.bucket, decoding.n_logits) == (4, 3)
-    with engine.launched_one_by_one():
+    with launched_one_by_one(engine):
         alone = engine.execute([chunk(id, 5, 1, 6) for id in range(3)], keep=False)
         assert (alone.bucket, alone.n_logits, engine.capture_sizes) == (0, 3, [])
     prompt = engine.execute([chunk(3, 0, 9, 9)], keep=False)

@@ -25,6 +25,7 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.spec import ModelSpec
 from simulator.schedulers.limits import Limits
 from simulator.schedulers.vllm.scheduler import Scheduler
+from tools.campaign.eager import launched_one_by_one, use_torch
 from tools.campaign.kernel_checks import (
     PAGE,
     AttentionShape,
@@ -55,7 +56,7 @@ WIDTHS = (16, 512)  # blocks of a row of the block tables that graphs are replay
 def reference_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
     """Make an engine in plain torch, also on CUDA."""
     engine = Engine(spec, 64, PAGE, device, dtype, graphs=False)
-    engine.use_torch()
+    use_torch(engine)
     _vary_norms(engine)
     return engine
 
@@ -171,7 +172,7 @@ def check_graphs(device: str, spec: ModelSpec, most: int = 256) -> Iterator[Row]
                 chunks.append(Chunk(Request(number, 0.0, end, 2, blocks=blocks), end - 1, 1))
             graph = _next_tokens(engine, chunks)
             less = _next_tokens(engine, chunks[:-1]) if size > 1 else []
-            with engine.launched_one_by_one():
+            with launched_one_by_one(engine):
                 eager = _next_tokens(engine, chunks)
             wrong += sum(one != other for one, other in zip(graph, eager, strict=True))
             padded += sum(one != other for one, other in zip(graph, less, strict=False))
@@ -223,7 +224,7 @@ def check_mixed_graphs(engine: Engine, random: np.random.Generator, width: int) 
             engine.reset()
             padded = model.logits(inputs.build(fewer)[0])
             engine.reset()
-            with engine.launched_one_by_one():
+            with launched_one_by_one(engine):
                 plain = model.logits(inputs.build(fewer)[0])
         wrong += sum(one != other for one, other in zip(graph, launched, strict=True))
         changed += sum(one != other for one, other in zip(graph[:-1], less[:-1], strict=True))

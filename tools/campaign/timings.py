@@ -22,12 +22,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from gpu_backend.cuda.graphs import MIXED_SIZES
+from gpu_backend.cuda.graphs import MIXED_SIZES, Graphs
 from gpu_backend.engine import Engine
 from simulator.core.request import Chunk, Request
 from simulator.models.config_json import read_config
 from simulator.models.load import MODELS
 from simulator.util.files import write_atomic
+from tools.campaign.eager import launched_one_by_one
 from tools.campaign.kernel_timings import (
     LLAMA_8B,
     TINY,
@@ -48,6 +49,7 @@ COLUMNS = (
 Section = tuple[str, Callable[[], Iterator[Row]]]
 PAGE = 16
 REPEATS = 12
+WARM_REPLAYS = 3  # before replays are timed
 AHEAD_CYCLES = 40_000_000  # some 20 ms: a GPU that is busy for so long has all launches of a step
 MIXED_DECODES = 16  # of a step with a prompt, at most
 
@@ -70,7 +72,7 @@ def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
     for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
         yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
     if engine.graphs is not None:
-        with engine.launched_one_by_one():
+        with launched_one_by_one(engine):
             for rows, context in batches[:4]:
                 chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
                 yield _step(engine, chunks, "eager")
@@ -104,7 +106,7 @@ def mixed_steps(bench: Bench, model: str, path: Path, *, graphs: bool = True) ->
                 row = _step(engine, chunks, "mixed graph")
                 seconds["mixed graph"] += float(row["wall_us"])  # type: ignore[arg-type]
                 yield row
-            with engine.launched_one_by_one():
+            with launched_one_by_one(engine):
                 row = _step(engine, chunks, "mixed")
             seconds["mixed"] += float(row["wall_us"])  # type: ignore[arg-type]
             yield row
@@ -136,11 +138,25 @@ def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
     graphs, bucket = engine.graphs, done[0].bucket
     if graphs is not None and bucket:
         mixed = any(chunk.tokens > 1 for chunk in chunks)  # that graph ends before the logits
-        row["kernels_us"] = 1e6 * graphs.replay_seconds(bucket, repeats, mixed=mixed)
+        row["kernels_us"] = 1e6 * _replay_seconds(graphs, bucket, repeats, mixed=mixed)
         row["note"] = f"padded to {bucket}"
     elif engine.device.type == "cuda":
         row["kernels_us"] = 1e6 * _seconds_of_kernels(engine, chunks, repeats)
     return row
+
+
+def _replay_seconds(graphs: Graphs, size: int, repeats: int, *, mixed: bool) -> float:
+    """Return the device's seconds of a replay of the graph that has just run: kernels alone."""
+    graph = graphs.mixed[size][0] if mixed else graphs.captured[size][0]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    for _ in range(WARM_REPLAYS):
+        graph.replay()
+    events[0].record()
+    for _ in range(repeats):
+        graph.replay()
+    events[1].record()
+    events[1].synchronize()
+    return events[0].elapsed_time(events[1]) / 1e3 / repeats
 
 
 def _seconds_of_kernels(engine: Engine, chunks: list[Chunk], repeats: int) -> float:
