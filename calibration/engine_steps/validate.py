@@ -35,18 +35,15 @@ from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import Contents, write_together
 
+STATISTICS = {"mean": "mean", "median": "median", "p99": "P99"}
 METRICS = (
     ("request_throughput", "Request throughput"),
     ("output_throughput", "Output throughput"),
-    ("mean_ttft_ms", "TTFT mean"),
-    ("median_ttft_ms", "TTFT median"),
-    ("p99_ttft_ms", "TTFT P99"),
-    ("mean_tpot_ms", "TPOT mean"),
-    ("median_tpot_ms", "TPOT median"),
-    ("p99_tpot_ms", "TPOT P99"),
-    ("mean_e2el_ms", "E2EL mean"),
-    ("median_e2el_ms", "E2EL median"),
-    ("p99_e2el_ms", "E2EL P99"),
+    *(
+        (f"{key}_{name}_ms", f"{name.upper()} {word}")
+        for name in ("ttft", "tpot", "e2el")
+        for key, word in STATISTICS.items()
+    ),
 )
 UNITS = {"Request throughput": "(1/s)", "Output throughput": "(tok/s)"}
 """Of the metrics that are not latencies, which are in ms."""
