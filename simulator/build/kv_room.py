@@ -24,6 +24,7 @@ EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 TIMES = (2, 4, 8)  # as many GPUs as there are
 ROOM = 4096  # tokens: of a request that there must be room for where nobody says how long they are
 SHORTEST = 1024  # tokens: no shorter requests are proposed
+FEWER = (512, 256, 128, 64)  # sequences at once, whose logits take less than 1,024 do
 
 
 V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompts
@@ -169,12 +170,22 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu, runs: bool = Tr
 
 
 def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:
-    """Say what starts an engine: shorter requests, where there is room, or the least other change.
+    """Say what starts an engine: shorter requests, fewer at once, or the least other change.
 
     "": nothing that is known.
     """
     least = least_change(own, budget.model, budget.gpu)
-    return " or ".join(filter(None, map(settings, (_shortened(own, budget, least), least))))
+    changes = _shortened(own, budget, least), _fewer(own, budget), least
+    return " or ".join(filter(None, map(settings, changes)))
+
+
+def _fewer(own: EngineBlocks, budget: MemoryBudget) -> Mapping[str, Any]:
+    """Return the most sequences at once that start an engine, of FEWER than it has."""
+    for number in FEWER:
+        changed = own.engine.model_copy(update={"max_num_seqs": number})
+        if number < own.engine.max_num_seqs and _starts(changed, budget.model, budget.gpu):
+            return {"engine.max_num_seqs": number}
+    return {}
 
 
 def _shortened(

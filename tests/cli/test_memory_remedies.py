@@ -68,3 +68,14 @@ def test_what_starts_a_server_is_sought_once(capsys, monkeypatch) -> None:
         assert main(["memory", "--model", model, "--gpu", "L4", "--max-model-len", "100000"]) == 1
         assert len(sought) == 1
         sought.clear()
+
+
+def test_fewer_sequences_are_proposed_where_their_logits_leave_no_room(capsys) -> None:
+    """1,024 rows of logits of a Llama-3 take 1.7 GiB on an H100."""
+    command = "vllm serve RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic --max-model-len 1024"
+    command += " --max-num-batched-tokens 2048 --gpu-memory-utilization 0.89"
+    assert main(["memory", "--gpu", "H100-80GB", "--command", command]) == 1
+    advice = capsys.readouterr().err.rpartition("it starts with ")[2]
+    assert advice.split(" or ")[0] == "--max-num-seqs 256"
+    assert main(["memory", "--gpu", "H100-80GB", "--command", f"{command} --max-num-seqs 256"]) == 0
+    assert main(["memory", "--gpu", "H100-80GB", "--command", f"{command} --max-num-seqs 512"]) == 1
