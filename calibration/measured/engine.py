@@ -23,27 +23,8 @@ from simulator.scenario.engine_defaults import (
 from simulator.schedulers.vllm import rules
 from simulator.util.errors import HeadwayWarning
 
-GPU_WORDS = (
-    (r"rtx.?pro.?6000", "RTX-PRO-6000"),
-    (r"(?<![0-9])4090", "RTX-4090"),
-    (r"(?<!rtx )a6000", "A6000"),
-    (r"(?<![a-z])l40s(?![0-9])", "L40S"),
-    (r"(?<![a-z])l40(?![0-9])", "L40"),
-    (r"a10g", "A10G"),
-    (r"(?<![a-z])l4(?![0-9])", "L4"),
-    (r"(?<!g)h200.*nvl", "H200-NVL"),
-    (r"(?<!g)b200", "B200"),
-    (r"(?<!g)h200", "H200"),
-    (r"h100.*nvl", "H100-NVL"),
-    (r"h100.*pcie", "H100-PCIe"),
-    (r"h100", "H100-80GB"),
-    (r"a100.*40 ?gb", "A100-40GB"),
-    (r"a100.*pcie", "A100-80GB-PCIe"),
-    (r"a100", "A100-80GB"),
-)
-"""The first pattern that a name holds decides."""
-SUBSTITUTES = {"gb200": "B200", "a800": "A100-80GB"}
-"""GPUs that are not in the table, and what is taken for them."""
+SUBSTITUTES = {"a100.*pcie": "A100-80GB-PCIe", "a100|a800": "A100-80GB"}
+"""Names that say no memory, or are not in the table, and what is taken for them."""
 
 FOUR_BITS = ("fp4", "int4", "awq", "gptq", "w4a16", "w4", "gpt-oss", "gptoss", "nf4", "bnb-4")
 EIGHT_BITS = {
@@ -56,7 +37,6 @@ EIGHT_BITS = {
     "w8a16": "int8",
 }
 SIXTEEN_BITS = ("bf16", "bfloat16", "fp16", "float16", "f16", "half", "16-bit", "16bit", "w16a16")
-UNSPECIFIED = {"", "auto", "none", "default", "unknown", "na", "n/a", "nan", "-", "?", "null"}
 QUANTIZED_FORMATS = {"compressed-tensors", "modelopt", "quantized", "quark", "torchao"}
 """Ways of keeping weights that say nothing about their width: the model's name must."""
 
@@ -326,20 +306,21 @@ def _generated_sizes(run: Run) -> dict[str, int]:
 
 
 def gpu_name(name: str) -> str:
-    """Return the table's name of a GPU; ValueError where none is meant."""
-    plain = name.lower().replace("_", " ")
-    for pattern, known in GPU_WORDS:
-        if re.search(pattern, plain):
-            return known
-    for word, known in SUBSTITUTES.items():
-        if word in plain:
-            warnings.warn(f"gpu: {name!r} is taken as {known}", HeadwayWarning, stacklevel=2)
-            return known
+    """Return the table's name of a GPU, `8x` and a remark in brackets aside.
+
+    ValueError where none is meant.
+    """
+    plain = re.sub(r"^\d+ ?x ?|\(.*\)|\bse\b", "", name.lower().replace("_", " ")).strip()
     try:
-        return find_gpu(name).name
+        return find_gpu(plain).name
     except ValueError:
-        known = ", ".join(GPUS)
-        raise ValueError(f"gpu: no GPU {name!r} in the table; there are {known}") from None
+        for pattern, known in SUBSTITUTES.items():
+            if re.search(rf"\b({pattern})\b", plain):
+                warnings.warn(f"gpu: {name!r} is taken as {known}", HeadwayWarning, stacklevel=2)
+                return known
+        raise ValueError(
+            f"gpu: no GPU {name!r} in the table; there are {', '.join(GPUS)}"
+        ) from None
 
 
 def model_name(name: str, folder: Path = Path()) -> str:
@@ -365,12 +346,12 @@ def quantization(dtype: str, model: str) -> str | None:
     """
     told, named = dtype.lower(), model.rsplit("/", 1)[-1].lower()
     half = any(word in told for word in SIXTEEN_BITS)
-    word = named if half or told in UNSPECIFIED | QUANTIZED_FORMATS else told
+    word = named if half or told in BLANK | QUANTIZED_FORMATS else told
     found = _quantization_in(word)
     if half and found:
         what = f"weight_dtype: {dtype!r} is taken as that of activations: {model} has {found}"
         warnings.warn(what, HeadwayWarning, stacklevel=2)
-    if found is None and not half and told not in UNSPECIFIED:
+    if found is None and not half and told not in BLANK:
         raise ValueError(f"weight_dtype: {dtype!r} is none of bf16, fp16, fp8, int8, int4, nvfp4")
     return found
 
@@ -389,6 +370,6 @@ def kv_dtype(dtype: str) -> str:
     word = dtype.lower()
     if any(eight in word for eight in ("fp8", "float8", "e4m3", "e5m2")):
         return "fp8"
-    if word in UNSPECIFIED or any(half in word for half in SIXTEEN_BITS):
+    if word in BLANK or any(half in word for half in SIXTEEN_BITS):
         return "auto"
     raise ValueError(f"kv_dtype: {dtype!r} is none of auto, bf16, fp16, fp8")
