@@ -13,6 +13,7 @@ from typing import Any
 from simulator.util.csv_text import unescape_formula
 from simulator.util.errors import HeadwayError, HeadwayWarning, did_you_mean
 from simulator.util.files import check_regular
+from simulator.workload.traces.fields import UNITS
 
 RUNS = "runs.csv"
 with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
@@ -274,7 +275,7 @@ def _numbers(
             continue
         if column == "rate_rps" and text.lower() in {"inf", "infinity"}:
             found[name] = inf  # all at once
-        elif (value := _number(text)) is None:
+        elif (value := _number(text, column)) is None:
             wrong.append(f"{place}: {column}: must be a number, 0 or more, not {text!r}")
         elif column in COUNTS and value % 1:
             wrong.append(f"{place}: {column}: must be a whole number, not {text!r}")
@@ -283,11 +284,19 @@ def _numbers(
     return found
 
 
-def _number(text: str) -> float | None:
-    """Read a cell, `~` and a remark in brackets aside, 95% as 0.95; None where it is no number."""
-    match = re.fullmatch(r"[~≈]?([-+0-9.eE]+) ?(%?)( *\(.*\))?", text.replace(",", ""))
+def _number(text: str, column: str) -> float | None:
+    """Read a cell, `~` and a remark in brackets aside, in its column's unit; None: no number.
+
+    95% is 0.95; in a column of times 30 ms, 0.03 s and 0.03 seconds are alike.
+    """
+    own = "%" if "_per_" in column else column.rpartition("_")[2]
+    units = {unit: size / UNITS[own] for unit, size in UNITS.items()} if own in UNITS else {}
+    units |= {"": 1.0, "%": 100.0}
+    match = re.fullmatch(r"[~≈]?([-+0-9.eE]+) ?(%|[a-z]*)( *\(.*\))?", text.replace(",", ""))
+    if not match or match[2] not in units:
+        return None
     try:
-        value = float(match[1]) / (100.0 if match[2] else 1.0) if match else -1.0
+        value = float(match[1]) / units[match[2]]
     except ValueError:
         return None
     return value if isfinite(value) and value >= 0 else None
