@@ -15,6 +15,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "headway/report/accuracy.csv": "accuracy.csv",
 }
 """Pages by their path in the repository, and in the site."""
 NOTEBOOKS = sorted(f"notebooks/{path.name}" for path in ROOT.glob("notebooks/*.ipynb"))

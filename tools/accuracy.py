@@ -1,47 +1,61 @@
 """How far predictions are from every measured run at hand, by class; whether they got worse.
 
-    python -m tools.accuracy --data DIR [--quick] [--write]
+    python -m tools.accuracy --data DIR [--sample | --write]
 
 `DIR/e2e` and `DIR/e2e_stages` are folders of runs in the format of docs/accuracy.md. Each run is
-predicted and counts in one class of each kind: size, run, model, GPU, engine, release, source. It
-is predicted by the data sheet, too, as if no kernel of its model had been measured: these runs are
-a class of their own. A run that is left out is counted by its reason. `headway/report/accuracy.csv`
-has the table of the last `--write`: docs/accuracy.md shows it, and reports say the errors of runs
-of a kind. Without `--write` a class whose median or 90 % error is `WORSE` or more above that table,
-or whose intervals hold less by as much, is printed, and the exit code is 1.
-`--quick` leaves out the 95 % intervals, and so their gate; with them all takes 400 s of user CPU.
+predicted and counts in one class of each kind: size, run, model, GPU, precision, engine,
+scheduling, release, source. It is predicted by the data sheet, too, as if no kernel of its model
+had been measured: these runs are a class of their own. A run that is left out is counted by its
+reason.
+
+`headway/report/accuracy.csv` has the table of the last `--write`: docs/accuracy.md shows it, and
+reports say the errors of runs of a kind. Without `--write` a class whose median or 90 % error is
+`WORSE` or more above that table, or whose intervals hold less by as much, is printed, and the exit
+code is 1.
+
+An interval takes up to seventeen simulations of a run, those of all runs 300 s of user CPU.
+`--sample` simulates those of a sample alone: of each combination of classes the run that is the
+least work, and every `APART`th of the others, but none of more than `MOST`. The interval
+of any other run is as wide, as a share of what is predicted, as `tools/intervals.csv` has it from
+the last `--write`, and lies about what is predicted now.
 """
 
 import argparse
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from calibration.measured.compare import Outcome
 from calibration.measured.engine import (
     gpu_name,
+    is_sglang,
     model_name,
+    quantization,
     schedules_asynchronously,
     version,
 )
-from calibration.measured.predict import ROOFLINE, validate_measured
+from calibration.measured.predict import ROOFLINE, predict
 from calibration.measured.report import outcome_line
-from headway.report.text import DATA_SHEET, run_kind
+from calibration.measured.runs import Run, parse_cells, read_runs
+from headway.planning.sensitivity import Sensitivity
+from headway.report.whole_runs import DATA_SHEET, run_kind
+from simulator.costs.profile import GPU_KEYS
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+from simulator.util.workers import WorkerDied, parallel_map
 from tools.profiles.compose_run import compose_run
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGE = ROOT / "headway" / "report" / "accuracy.csv", ROOT / "docs" / "accuracy.md"
+WIDTHS = ROOT / "tools" / "intervals.csv"
 BEGIN, END = "<!-- make accuracy: begin -->\n", "<!-- make accuracy: end -->"
 FOLDERS = {"e2e": (), "e2e_stages": ("prompt_pool=100",)}
 """Folders of runs, with the cells that their README tells of all rows."""
@@ -51,11 +65,21 @@ METRICS = {
     "TTFT": "mean_ttft_ms",
     "TTFT P99": "p99_ttft_ms",
 }
-SHOWN = ("all", "run", "model", "GPU", "engine", "release", "source")
-"""The kinds of classes that the page shows, those of several runs; the CSV has all."""
+SHOWN = {
+    **dict.fromkeys(("all", "run", "GPU", "precision"), 1),
+    **dict.fromkeys(("model", "scheduling", "release", "source"), 3),
+}
+"""The kinds of classes that the page shows, and of how many runs at least; the CSV has all."""
+HALF = "bf16, fp16"
+APART = 6  # of a class's runs that much apart the intervals are simulated, in a sample
+MOST = 4e5  # tokens of answers of a run of a sample: one of more takes 12 to 40 s
 WORSE = 0.02  # of a class's error, or of the share that its intervals hold
 SMALL = 3e9  # parameters of a dense model, fewer than which make it a small one
 SURE = 1e-9  # what rounding leaves
+Judged = tuple[Outcome, Mapping[str, str]]
+"""A run, and its class by kind."""
+Widths = Mapping[str, Sequence[tuple[str, float, float]]]
+"""By run the metrics whose intervals are known, with their ends as shares of the prediction."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +117,11 @@ def classes(outcome: Outcome, folder: Path) -> dict[str, str]:
         name, what = model.name, "experts" if model.num_experts else "dense"
         what = "small" if what == "dense" and model.parameters < SMALL else what
         gpu = gpu_name(run.word("gpu"))
+        weights = quantization(run.word("weight_dtype"), run.word("model")) or HALF
     except ValueError:
-        name = what = gpu = "unknown"
-    long = run_kind("" if what == "unknown" else what, outcome.computed)
-    scheduling = "asynchronous" if schedules_asynchronously(run) else "synchronous"
+        name = what = gpu = weights = "unknown"
+    long = run_kind("experts" if what == "experts" else "dense", outcome.computed)
+    engine = "SGLang" if is_sglang(run) else "vLLM"
     release = ".".join(map(str, version(run.word("engine_version"))[:2]))
     return {
         "all": "all runs",
@@ -104,13 +129,15 @@ def classes(outcome: Outcome, folder: Path) -> dict[str, str]:
         "run": long,
         "model": name,
         "GPU": gpu,
-        "engine": f"vLLM, {scheduling}",
-        "release": release,
+        "precision": weights,
+        "engine": f"{engine}{', drafts' if run.count('num_speculative_tokens') else ''}",
+        "scheduling": "asynchronous" if schedules_asynchronously(run) else "synchronous",
+        "release": f"{engine} {release}",
         "source": run.source,
     }
 
 
-def table(outcomes: Sequence[tuple[Outcome, Mapping[str, str]]]) -> list[Line]:
+def table(outcomes: Iterable[Judged]) -> list[Line]:
     """Sum up the outcomes of runs, each with its classes."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome, of in outcomes:
@@ -129,10 +156,9 @@ def _line(kind: str, name: str, metric: str, members: Sequence[Outcome]) -> Line
         if row is None or not isfinite(row.error):
             continue
         errors.append(abs(row.error))
-        for moved in one.sensitivity:
-            if moved.metric == row.metric and moved.interval is not None:
-                intervals += 1
-                inside += moved.interval[0] <= row.measured <= moved.interval[1]
+        if ends := one.interval(row.metric):
+            intervals += 1
+            inside += ends[0] <= row.measured <= ends[1]
     return Line(
         kind,
         name,
@@ -200,9 +226,22 @@ def as_markdown(lines: Sequence[Line]) -> str:
         some = lines[at : at + len(METRICS)]
         kind, name = some[0].kind, some[0].name
         title = (name if kind == "all" else f"{kind}: {name}") + _left_out(some[0])
-        if kind in SHOWN and any(one.runs > 1 for one in some):
+        if kind in SHOWN and any(one.runs >= SHOWN[kind] for one in some):
             rows.append(f"|{title}|{'|'.join(map(_cell, some))}|")
+        if kind == "all":
+            counts = (f"{one.not_recorded} not recorded" for one in some)
+            rows.append(f"|left out of {name}|{'|'.join(counts)}|")
+    rows.append(f"|no run: {', '.join(unjudged(lines))}{'|' * (len(METRICS) + 1)}")
     return "\n".join([*rows, "", ""])
+
+
+def unjudged(lines: Iterable[Line]) -> list[str]:
+    """Return GPUs with measured kernels, and kinds of engines, of which there is no run."""
+    there = [line.name for line in lines if line.kind in ("GPU", "engine") and line.runs]
+    found = [gpu for gpu in GPU_KEYS.values() if gpu != "CPU" and gpu not in there]
+    return found + [
+        word for word in ("SGLang", "drafts") if not any(word in name for name in there)
+    ]
 
 
 def _cell(line: Line) -> str:
@@ -226,37 +265,121 @@ def with_table(page: str, lines: Sequence[Line]) -> str:
     return before + begin + as_markdown(lines) + end + after
 
 
-def predict_all(data: Path, *, intervals: bool) -> Iterator[tuple[Outcome, Mapping[str, str]]]:
+@dataclass(frozen=True)
+class Task:
+    """A run to be predicted, and its folder, which lies in that of the tables."""
+
+    run: Run
+    folder: Path
+    by_sheet: bool  # the data sheet alone
+    interval: bool
+
+    def predict(self) -> Outcome:
+        """Predict the run, from kernel tables where no profile is shipped."""
+        if self.by_sheet:
+            return predict(self.run, self.folder, profile=ROOFLINE)
+        compose = partial(compose_run, self.folder.parent)
+        return predict(self.run, self.folder, sensitivity=self.interval, compose=compose)
+
+
+def predict_all(data: Path, *, sample: bool) -> list[Judged]:
     """Predict the runs of all folders; HeadwayError where one is not there."""
+    runs: list[tuple[Run, Path]] = []
     for name, cells in FOLDERS.items():
         folder = data / name
         if not folder.is_dir():
             raise HeadwayError(f"--data {data}: has no folder {name}")
-        given: dict[str, Any] = {"cells": cells, "done": _say}
-        compose = partial(compose_run, data)
-        for one in validate_measured(folder, sensitivity=intervals, compose=compose, **given):
-            yield one, classes(one, folder)
-        for one in validate_measured(folder, profile=ROOFLINE, **given):
-            yield one, {"run": DATA_SHEET}
+        runs += [(run, folder) for run in read_runs(folder, parse_cells(cells))]
+    widths = read_widths(WIDTHS.read_text("utf-8")) if sample else {}
+    chosen = drawn(runs) if sample else [run.run_id for run, _ in runs]
+    tasks = [Task(*one, by_sheet=False, interval=one[0].run_id in chosen) for one in runs]
+    tasks += [Task(*one, by_sheet=True, interval=False) for one in runs]
+    found = [Outcome(task.run) for task in tasks]
+    for number, (index, one) in enumerate(parallel_map(Task.predict, tasks), 1):
+        if isinstance(one, WorkerDied):
+            found[index].reason = one.reason
+        else:
+            found[index] = one
+        print(f"{number}/{len(tasks)} {outcome_line(found[index])}", flush=True)
+    judged: list[Judged] = []
+    for task, one in zip(tasks, found, strict=True):
+        of = {"run": DATA_SHEET} if task.by_sheet else classes(one, task.folder)
+        if not (task.by_sheet or task.interval):
+            one.sensitivity = as_wide(one, widths)
+        judged.append((one, of))
+    return judged
 
 
-def _say(number: int, count: int, one: Outcome) -> None:
-    print(f"{number}/{count} {outcome_line(one)}", flush=True)
+def drawn(runs: Iterable[tuple[Run, Path]]) -> list[str]:
+    """Name the runs whose intervals a sample simulates: some of each combination of classes."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run, folder in runs:
+        if not run.faults and _work(run) <= MOST:
+            computed = run.number("mean_input_tokens") or nan
+            of = classes(Outcome(run, computed=computed), folder)
+            groups.setdefault(tuple(of.values()), []).append(run)
+    return [
+        run.run_id for members in groups.values() for run in sorted(members, key=_work)[::APART]
+    ]
+
+
+def _work(run: Run) -> float:
+    """Return about how much work a simulation is: tokens of answers."""
+    requests = run.count("n_requests") or run.count("concurrency") or 1
+    return requests * (run.number("mean_output_tokens") or 1.0)
+
+
+def widths_as_csv(judged: Iterable[Judged]) -> str:
+    """Write the ends of all intervals as shares of what is predicted."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run_id", "metric", "low", "high"))
+    for one, _ in judged:
+        rows = {row.metric: row.predicted for row in one.rows}
+        writer.writerows(
+            (one.run.run_id, moved.metric, *(f"{end / value:.6f}" for end in moved.interval))
+            for moved in one.sensitivity
+            if moved.metric in METRICS.values()
+            if moved.interval is not None and (value := rows.get(moved.metric))
+        )
+    return text.getvalue()
+
+
+def read_widths(text: str) -> Widths:
+    """Read what `widths_as_csv` wrote."""
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        ends = row["metric"], float(row["low"]), float(row["high"])
+        found.setdefault(row["run_id"], []).append(ends)
+    return found
+
+
+def as_wide(outcome: Outcome, widths: Widths) -> list[Sensitivity]:
+    """Give a run's predictions the intervals that they had, as shares of them."""
+    rows = {row.metric: row.predicted for row in outcome.rows}
+    return [
+        Sensitivity(metric, rows[metric], nan, (low * rows[metric], high * rows[metric]))
+        for metric, low, high in widths.get(outcome.run.run_id, ())
+        if metric in rows
+    ]
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Predict, print the table, and compare it with the one that is committed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with e2e and e2e_stages")
-    parser.add_argument("--quick", action="store_true", help="leave out the 95 %% intervals")
-    parser.add_argument("--write", action="store_true", help="take the table as the new one")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--sample", action="store_true", help="simulate the intervals of a sample")
+    how.add_argument("--write", action="store_true", help="take the table as the new one")
     given = parser.parse_args(words)
     try:
-        found = table(list(predict_all(given.data, intervals=not given.quick)))
+        judged = predict_all(given.data, sample=given.sample)
+        found = table(judged)
         print(as_markdown(found))
         if given.write:
             write_atomic(PAGE, with_table(PAGE.read_text("utf-8"), found).encode())
             write_atomic(TABLE, as_csv(found).encode())
+            write_atomic(WIDTHS, widths_as_csv(judged).encode())
             return 0
     except HeadwayError as error:
         print(error, file=sys.stderr)

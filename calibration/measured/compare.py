@@ -12,7 +12,7 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import BLANK, Run
 from calibration.text_files import read_rows
-from headway.planning.sensitivity import BATCH_MEANS, MEANS, Sensitivity, batch_means
+from headway.planning.sensitivity import BATCH_MEANS, Sensitivity, batch_means
 from headway.twin.polled_gauges import Gauges, polled_gauges
 from simulator.results.request_table import gather_requests
 from simulator.simulation.result import Result
@@ -107,6 +107,10 @@ class Outcome:
     samples: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
     gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
 
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Return the 95 % interval of a prediction; None: it has none."""
+        return next((one.interval for one in self.sensitivity if one.metric == metric), None)
+
 
 def compare(outcome: Outcome, result: Result, requests: Requests | None, before: int = 0) -> None:
     """Put the run's numbers beside the simulation's.
@@ -162,27 +166,22 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
 
 
 def completed_means(result: Result, before: int) -> dict[str, Any]:
-    """Return METRICS, ms, and what a request computes, tokens, without the first requests.
+    """Return latencies, ms, and what a request computes, tokens, without the first requests.
 
     And, under BATCH_MEANS, the means of batches of requests.
     """
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
     keep[:before] = False
-    columns = {
-        "mean_ttft_ms": table.ttft * 1e3,
-        "mean_e2el_ms": table.e2el * 1e3,
-        "mean_tpot_ms": table.tpot * 1e3,
-        "computed": result.workload.prompt_tokens - table.cached,
-        "output": result.workload.output_tokens,
-    }
     if not keep.any():
         return {BATCH_MEANS: {}}
-    kept = {name: column[keep] for name, column in columns.items()}
-    means = {name: float(np.mean(one[~np.isnan(one)])) for name, one in kept.items() if len(one)}
-    means["p99_ttft_ms"] = float(np.percentile(kept["mean_ttft_ms"], 99))
-    batches = batch_means({name: np.asarray(columns[name], float) for name in MEANS}, keep)
-    return means | {BATCH_MEANS: batches}
+    columns = {name: getattr(table, name) for name in ("ttft", "tpot", "e2el")}
+    output = result.workload.output_tokens
+    found = _statistics(columns, output, keep)
+    found["computed"] = float((result.workload.prompt_tokens - table.cached)[keep].mean())
+    found["output"] = float(output[keep].mean())
+    batches = {f"mean_{name}_ms": column * 1e3 for name, column in columns.items()}
+    return found | {BATCH_MEANS: batch_means(batches, keep)}
 
 
 def _gaps(run: Run, result: Result, output: npt.NDArray[np.int64]) -> Floats | None:

@@ -44,6 +44,7 @@ from headway.planning.sensitivity import (
     sensitivities,
     unexplained,
 )
+from headway.report.whole_runs import judged
 from headway.twin.measured_run import lateness_notes
 from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
@@ -53,6 +54,7 @@ from simulator.costs.profile import shipped_profiles
 from simulator.engine.replica import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.results.run_info import engines_of
 from simulator.scenario.load import check_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -70,7 +72,7 @@ SMALLER = "if it is smaller, requests wait or are preempted: kv_capacity_tokens 
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits
 Compose = Callable[[EngineSpec, EngineConfig], EngineSpec]
-"""Puts kernels composed of published tables in place of a roofline."""
+"""Puts another cost in place of a run's own, as one of published tables in place of a roofline."""
 POLLS = ("server.csv.gz", "timeseries.csv.gz", "metrics.csv")
 """Files of gauges beside a run's requests, the first that is there taken; the last is that of
 `headway replay`, on the clock of its requests."""
@@ -92,8 +94,8 @@ def validate_measured(
     `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
     `reading` says how the files of requests are read, as `read_trace` does. `profile`, a shipped
     one's name, a path or ROOFLINE, is the cost of all of them, in place of their own; `cells`, as
-    `prompt_pool=100`, stand in runs.csv where a row's own is empty. `compose` prices the runs that
-    no shipped profile is of.
+    `prompt_pool=100`, stand in runs.csv where a row's own is empty. `compose` gives each run its
+    cost anew.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
@@ -174,8 +176,8 @@ def _predict(
     workload, before = _make_workload(run, requests, path)
     outcome.notes += _told_beside(path)
     scenario, spec = assemble_run(run, folder, profile)
-    if not _in_lock_step(scenario, spec) and spec.cost.name.startswith("roofline"):
-        spec = (compose or _stay_by_roofline)(spec, scenario.engine)
+    if not _in_lock_step(scenario, spec):
+        spec = (compose or _warn_of_roofline)(spec, scenario.engine)
     workload.frontend = _fitted_frontend(profile) or frontend(run)
     limit_patience(workload, patience)
     outcome.profile = spec.cost.name or "?"
@@ -189,7 +191,8 @@ def _predict(
         outcome.notes.append(f"cells without effect on this run: {', '.join(idle)}")
     knee = find_knee(result, recorded=True)
     outcome.load = None if knee is None else knee.as_summary()
-    means = completed_means(result, before)
+    cold = before + int(requests is not None and requests.timed)  # the first is not compared
+    means = completed_means(result, cold)
     outcome.computed = means["computed"]
     measured = {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)}
     if requests is None:
@@ -201,6 +204,7 @@ def _predict(
         spec.gpu,
         scenario.engine,
         servers=(run.count("replicas") or 1) * scenario.engine.data_parallel_size,
+        clients=None if run.number("rate_rps") else run.count("concurrency"),
         computed=means["computed"],
         output=means["output"],
     )
@@ -210,21 +214,31 @@ def _predict(
             other = draw_from_pool(run, generate(run, seed=1, spread=UNTOLD_RATIO))
             other[0].frontend = workload.frontend
             limit_patience(other[0], patience)
-        changed = _changed(run, scenario, spec, (workload, before), other)
+        changed = _changed(run, scenario, spec, (workload, cold), other)
+        metrics = [metric for metric in means if metric.endswith("_ms")]
         more = unexplained(
             means,
             spec,
+            metrics,
             drawn=requests is None and workload.max_concurrency is not None,
             told=run.count("max_num_batched_tokens") is not None,
             alike=not tells_lengths(run),
             first=first_wave(workload),
         )
-        outcome.sensitivity = sensitivities(means, changed, more)
+        outcome.sensitivity = sensitivities(means, changed, more, metrics)
+        outcome.notes += _unjudged(scenario)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = next((found for name in POLLS if (found := sibling_file(path, name))), None)
     if polls is not None:
         compare_gauges(outcome, result, polls, same_clock=polls.name.endswith(POLLS[-1]))
+
+
+def _unjudged(scenario: Scenario) -> list[str]:
+    """Return a note where no measured run has judged intervals of such a GPU or engine."""
+    lacking = [name for name, errors in judged(engines_of(scenario)).items() if not errors]
+    told = f"95 % intervals may be too narrow: none was judged with {'; '.join(lacking)}"
+    return [told] * bool(lacking)
 
 
 def _make_workload(run: Run, requests: Requests | None, path: Path | None) -> tuple[Workload, int]:
@@ -267,10 +281,11 @@ def _changed(
     }
 
 
-def _stay_by_roofline(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
-    """Warn that no profile is shipped of a run's engine."""
-    name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
-    warnings.warn(f"no profile of {name}; roofline", HeadwayWarning, stacklevel=2)
+def _warn_of_roofline(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
+    """Warn where no profile is shipped of a run's engine."""
+    if spec.cost.name.startswith(ROOFLINE):
+        name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
+        warnings.warn(f"no profile of {name}; roofline", HeadwayWarning, stacklevel=2)
     return spec
 
 
@@ -399,18 +414,20 @@ def why_impossible(
     servers: int,
     computed: float,
     output: float,
+    clients: int | None = None,
 ) -> str:
     """Say by how much a run's measurements beat the data sheet; "" where they do not.
 
-    `measured` has `request_throughput` (requests/s), `mean_ttft_ms` and `mean_tpot_ms`, where they
-    were recorded.
+    `measured` has throughputs (requests/s, tokens/s) and latencies (ms), where they were recorded.
     `servers` are engine replicas, data-parallel ranks among them; a request computes `computed`
-    prompt tokens and `output` tokens in the mean. Both bounds are generous: attention, activations
-    and the KV cache cost nothing, kernels reach the peak of the data sheet, and a step of decodes
-    reads the experts of a single token, and all its drafts are accepted.
+    prompt tokens and `output` tokens in the mean, and `clients` wait for one answer each at a time.
+    All bounds are generous: attention, activations and the KV cache cost nothing, kernels reach the
+    peak of the data sheet, and a step of decodes reads the experts of a single token, and all its
+    drafts are accepted.
     """
     dtype, tensor = engine.weight_dtype, engine.tensor_parallel_size
-    rate = measured.get("request_throughput", 0.0)
+    flow = measured.get("output_throughput", 0.0)
+    rate = max(measured.get("request_throughput", 0.0), flow / output)
     head = 2 * model.head_parameters
     layers = model.flops_per_token - head
     needed = rate * (layers * (computed + max(0.0, output - 1.0)) + head * output)
@@ -422,24 +439,29 @@ def why_impossible(
             f"{rate:.4g} requests/s of {computed:,.0f} prompt tokens need {needed:.3g} FLOP/s; "
             f"{gpus * servers} x {gpu.name} have {peak:.3g} at most"
         )
-    ttft = measured.get("mean_ttft_ms", 0.0) / 1e3
     soonest = (layers * computed + head) / (each * tensor)  # one stage after the other
-    if 0 < ttft < soonest:
-        return (
-            f"a first token takes {ttft * 1e3:.4g} ms; {computed:,.0f} prompt tokens take "
-            f"{tensor} x {gpu.name} {soonest * 1e3:.4g} ms at least: the prefix cache had them"
-        )
-    tpot = measured.get("mean_tpot_ms", 0.0) / 1e3
     experts = 0.0 if engine.data_parallel_size > 1 else model.expected_experts(1)
-    read = model.matrix_bytes(experts, dtype) / tensor  # one stage after the other
-    least, drafts = read / gpu.bandwidth, engine.speculative_config
-    tokens = 1 + drafts.num_speculative_tokens if drafts else 1
-    if 0 < tpot < least / tokens:
-        beside = f" for {tokens} tokens" * bool(drafts)
-        return (
-            f"a token takes {tpot * 1e3:.4g} ms; to read {read:.3g} bytes of weights{beside} takes "
-            f"{gpu.name} {least * 1e3:.4g} ms at least"
-        )
+    drafts = engine.speculative_config
+    tokens = 1 + drafts.num_speculative_tokens if drafts else 1  # of a step that reads all weights
+    read = model.matrix_bytes(experts, dtype) / tensor / tokens  # one stage after the other
+    least = read / gpu.bandwidth
+    prompt, weights = f"{computed:,.0f} prompt tokens", f"{read:.3g} bytes of weights"
+    token = least, weights + (f" (of {tokens} a step)" if drafts else "")
+    step = least * tokens, f"{tokens} x {weights}"
+    answer = f"{prompt} and {output:,.0f} of the answer"
+    bounds = {
+        "mean_ttft_ms": (soonest, f"{prompt}, if none is cached,"),
+        "mean_e2el_ms": (soonest + (output - 1.0) * least, answer),
+        "mean_itl_ms": token,  # of others some may come together
+    } | {"tpot": token, "ttft": step, "e2el": step}
+    if clients and flow:
+        measured = {**measured, "implied_tpot_ms": 1e3 * clients / flow}
+    for metric, took in measured.items():
+        name = metric.split("_")[1]
+        bound, why = bounds.get(metric) or bounds.get(name, (0.0, ""))
+        if 0 < took < 1e3 * bound:
+            least_time = f"{tensor} x {gpu.name} {1e3 * bound:.4g} ms at least"
+            return f"{name.upper()} is {took:.4g} ms; {why} take {least_time}"
     return ""
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from calibration.measured.client_offset import find_offset
-from calibration.measured.compare import Outcome
+from calibration.measured.compare import MetricComparison, Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
+from headway.planning.sensitivity import Sensitivity
 from headway.report.text import load_line, moved_by, near_saturation, shares_line
 from simulator.util.files import Writer, write_atomic, write_together
 
@@ -32,7 +33,9 @@ LABELS = {"request_throughput": "requests/s", "output_throughput": "output tok/s
 def report(outcomes: Sequence[Outcome]) -> str:
     """Return the text: every run, those that could not be predicted, and the summary."""
     lines = [line for outcome in outcomes for line in _run_lines(outcome)]
-    return "\n".join([*lines, "", *_summary(outcomes), *_coverage(outcomes), *_clients(outcomes)])
+    if not any(outcome.sensitivity for outcome in outcomes):
+        lines += ["", "Each prediction's 95 % interval, and its largest cause: --sensitivity"]
+    return "\n".join([*lines, "", *_summary(outcomes), *_clients(outcomes)])
 
 
 def _run_lines(outcome: Outcome) -> Iterator[str]:
@@ -47,46 +50,28 @@ def _run_lines(outcome: Outcome) -> Iterator[str]:
         yield f"  impossible, no part of the means: {outcome.impossible}"
     if outcome.load is not None:
         yield f"  {load_line(outcome.load)}"
-    yield from _sensitivity_lines(outcome)
-    yield f"  {'':<20}{'predicted':>12}{'measured':>12}{'error':>9}"
-    for row in outcome.rows:
-        name = _label(row.metric)
-        beside = f"{row.measured:>12.2f}{row.error:>+9.1%}" if isfinite(row.error) else ""
-        yield f"  {name:<20}{row.predicted:>12.2f}{beside}"
-
-
-def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
-    """Say how far the prediction moves with its cost model, and where it is on a cliff."""
-    for one in outcome.sensitivity:
-        ends = ""
-        if one.interval is not None:
-            ends = "; 95 % interval: {:.2f} to {:.2f}".format(*one.interval)
-            ends += f" (causes: {shares_line(one.shares)})"
-        yield (
-            f"  {_label(one.metric)} {one.value:.2f}: if steps are 1 % longer (%): "
-            f"{moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)}{ends}"
-        )
     for one in outcome.sensitivity:
         if one.cliff:
             yield f"  on a cliff: a small error of the profile is a large one of this {one.metric}"
+    ends = {one.metric: _interval(one) for one in outcome.sensitivity}
+    head = "  95 % interval, its largest cause; % more if steps are 1 % longer" * bool(ends)
+    yield f"  {'':<20}{'predicted':>12}{'measured':>12}{'error':>9}{head}"
+    for row in outcome.rows:
+        name, beside = _label(row.metric), ""
+        if isfinite(row.error):
+            beside = f"{row.measured:>12.2f}{row.error:>+9.1%}"
+        told = f"  {name:<20}{row.predicted:>12.2f}{beside:<21}  {ends.get(row.metric, '')}"
+        yield told.rstrip()
 
 
-def _coverage(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say of each source how many measurements lie in their interval, and half its width."""
-    held: dict[tuple[str, str], list[tuple[bool, float]]] = {}
-    for outcome in outcomes:
-        rows = {row.metric: row.measured for row in outcome.rows if isfinite(row.error)}
-        for one in outcome.sensitivity:
-            if one.metric in rows and one.interval is not None and not outcome.impossible:
-                low, high = one.interval
-                within = low <= rows[one.metric] <= high
-                width = (high - low) / 2 / rows[one.metric]
-                held.setdefault((outcome.run.source, one.metric), []).append((within, width))
-    for (source, metric), found in held.items():
-        yield (
-            f"{source:<44.43}{_label(metric):<18}{sum(within for within, _ in found)} of "
-            f"{len(found)} in their 95 % interval, ±{np.median([w for _, w in found]):.0%} (median)"
-        )
+def _interval(one: Sensitivity) -> str:
+    """Write an interval with its largest cause, and how far the metric moves with its steps."""
+    told = "not known"
+    if one.interval is not None:
+        told = "{:.2f} to {:.2f}".format(*one.interval)
+        told += f", {shares_line(dict([*one.shares.items()][:1]))}"
+    moved = moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)
+    return f"{told}; {moved}"
 
 
 def outcome_line(outcome: Outcome) -> str:
@@ -143,28 +128,39 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         near = "near saturation" if near_saturation(outcome.load) else ""
         key = (outcome.run.source, outcome.run.word("tier"), near)
         groups.setdefault(key, []).append(outcome)
-    yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |error|':>16}{'mean |error|':>14}"
+    held = "  in 95 % intervals, half their width" * any(one.sensitivity for one in outcomes)
+    head = f"{'runs':>5}{'median |error|':>16}{'mean |error|':>14}{held}"
+    yield f"{'source, tier':<44}{'metric':<18}{head}"
     for names, members in groups.items():
         title = ", ".join(filter(None, names))
         for metric in SUMMARY_METRICS:
-            errors = [
-                abs(row.error)
+            found = [
+                (row, one.interval(metric))
                 for one in members
                 if not one.impossible
                 for row in one.rows
                 if row.metric == metric and isfinite(row.error)
             ]
-            if errors:
-                yield (
-                    f"{title:<44.43}{_label(metric):<18}{len(errors):>5}"
-                    f"{np.median(errors):>12.1%}{np.mean(errors):>10.1%}"
-                )
+            if found:
+                errors = [abs(row.error) for row, _ in found]
+                shown = f"{np.median(errors):>12.1%}{np.mean(errors):>10.1%}{_held(found)}"
+                yield f"{title:<44.43}{_label(metric):<18}{len(errors):>5}{shown}"
                 title = ""
         if wrong := sum(bool(one.impossible) for one in members):
             yield f"{title:<44.43}{'impossible':<18}{wrong:>5}"
             title = ""
         if lost := sum(bool(one.reason) for one in members):
             yield f"{title:<44.43}{'not predicted':<18}{lost:>5}"
+
+
+def _held(found: Sequence[tuple[MetricComparison, tuple[float, float] | None]]) -> str:
+    """Say how many measurements lie in their interval, and half its width; "": none has one."""
+    known = [(row.measured, *ends) for row, ends in found if ends is not None]
+    if not known:
+        return ""
+    within = sum(low <= measured <= high for measured, low, high in known)
+    width = np.median([(high - low) / 2 / measured for measured, low, high in known])
+    return f"     {within} of {len(known)}, ±{width:.0%} (median)"
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:

@@ -16,6 +16,7 @@ from headway.report.text import cost_lines
 from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
+from simulator.results.run_info import engines_of
 from simulator.results.service_levels import Slo, goodput_of
 from simulator.scenario.draw import make_workload
 from simulator.scenario.resolve import describe_costs
@@ -164,7 +165,8 @@ def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
 
 def scenario_cost_lines(labels: Sequence[str], scenarios: Sequence[Scenario]) -> list[str]:
     """Say what the step times of scenarios come from, and how far off they may be."""
-    return cost_lines(labels, [describe_costs(scenario) for scenario in scenarios])
+    costs = [describe_costs(one) | {"engines": engines_of(one)} for one in scenarios]
+    return cost_lines(labels, costs)
 
 
 def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> bytes:

@@ -193,14 +193,15 @@ def sensitivities(
     base: Mapping[str, Any],
     changed: Mapping[str, Mapping[str, Any]],
     more: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    metrics: Sequence[str] = METRICS,
 ) -> list[Sensitivity]:
     """Put together what metrics are, and what they become under each change.
 
-    Each has METRICS and, under BATCH_MEANS, their means over batches of requests. `more` has, by
+    Each has `metrics` and, under BATCH_MEANS, their means over batches of requests. `more` has, by
     cause and metric, by how much they may be less, and more, besides, ms.
     """
     found = []
-    for metric in METRICS:
+    for metric in metrics:
         value = base.get(metric, 0.0)
         values = {name: one[metric] for name, one in changed.items() if metric in one}
         if value <= 0 or values.get(STEPS, 0.0) <= 0:
@@ -242,6 +243,7 @@ def _combine(
 def unexplained(
     base: Mapping[str, Any],
     spec: EngineSpec,
+    metrics: Sequence[str] = METRICS,
     *,
     drawn: bool,
     told: bool = True,
@@ -254,11 +256,11 @@ def unexplained(
     flags are, `alike` that answers may be equal or not; `first` is the share of requests that come
     at once to an engine that may be cold.
     """
-    timed = {metric: base[metric] for metric in METRICS if metric in base}
-    found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
-    late = dict.fromkeys(METRICS[:2], first) | {METRICS[3]: float(first >= 0.01)}
+    timed = {metric: base[metric] for metric in metrics if metric in base}
+    whole = [one for one in timed if _as_wide(one) != "mean_tpot_ms"]
+    found = {"client": dict.fromkeys(whole, CLIENT)}
     cold = max(ms for gpus, ms in COLD.items() if gpus <= spec.engine.tensor_parallel_size)
-    found["cold engine"] = {one: (0.0, cold * late[one]) for one in late if one in timed and first}
+    found["cold engine"] = {one: (0.0, cold * _late(one, first)) for one in whole if first}
     experts = spec.model.num_experts
     off = OF_MANY if experts >= FINE_EXPERTS else EXPERTS
     shares = {"rest": REST} | ({"experts": off} if experts else {})
@@ -267,12 +269,25 @@ def unexplained(
         shares |= {"requests": DRAWN | (ALIKE if alike else {})}
         shares |= {} if told else {"flags": UNTOLD}
     for cause, share in shares.items():
+        widths = {one: share[_as_wide(one)] for one in timed if _as_wide(one) in share}
         found[cause] = {
-            one: (less * timed[one], more * timed[one])
-            for one, (less, more) in share.items()
-            if one in timed
+            one: (less * timed[one], more * timed[one]) for one, (less, more) in widths.items()
         }
     return found
+
+
+def _as_wide(metric: str) -> str:
+    """Return which of METRICS has the widths of a latency: TTFT's tail, else the latency's mean."""
+    statistic, latency, _ = metric.split("_")
+    if latency == "ttft" and statistic in ("p90", "p99"):
+        return "p99_ttft_ms"
+    return f"mean_{'tpot' if latency == 'itl' else latency}_ms"
+
+
+def _late(metric: str, first: float) -> float:
+    """Return by what part a share of first requests that come late moves a metric."""
+    statistic = metric.partition("_")[0]
+    return first if statistic == "mean" else float(100 * first >= 100 - int(statistic[1:]))
 
 
 def _chance(base: Sequence[float] | None, longer: Sequence[float] | None) -> float | None:

@@ -5,8 +5,6 @@ several runs side by side.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from math import ceil
 from textwrap import wrap
 
 from headway.report.metric_rows import (
@@ -23,9 +21,9 @@ from headway.report.metric_rows import (
     Summary,
     part_throughput,
 )
+from headway.report.whole_runs import of_group, run_band
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
-from simulator.models.load import load_model, shipped_models
 from simulator.results.fairness import parts_of
 from simulator.results.service_levels import SHARES, Judged, Slo
 from simulator.results.steady_state import trend_warning
@@ -37,7 +35,6 @@ WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
 BUSY = 0.95  # of the time: not yet full, though it looks like it
-HOST_BOUND = 0.25  # of the steps' time, from which on the error of a host is one of the whole run
 NEAR = 0.9  # share of saturation from which on an error of step times is told as a warning
 SECTIONS = read_table(__file__, "sections.csv")
 """Key, name and title; all but the last six as vLLM has them."""
@@ -321,9 +318,13 @@ def _costs_by_group(gauges: Summary) -> list[Summary]:
     """Return what is said of the cost of each group, or of the whole."""
     cluster = gauges.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, Mapping) else None
-    found = groups.values() if isinstance(groups, Mapping) else [gauges]
+    found = groups if isinstance(groups, Mapping) else {"": gauges}
     whole = {key: gauges[key] for key in ("mean_prompt", "host_share") if key in gauges}
-    return [{**one, **whole} for one in found if isinstance(one, Mapping) and one.get("profile")]
+    return [
+        {**one, **whole, "engines": of_group(gauges, name)}
+        for name, one in found.items()
+        if isinstance(one, Mapping) and one.get("profile")
+    ]
 
 
 def cost_gauges(summary: Summary) -> Summary:
@@ -351,8 +352,6 @@ def step_errors(gauges: Summary) -> list[str]:
     return told
 
 
-DATA_SHEET = "by data sheet"  # runs that are predicted by it, though kernels of them were measured
-LONG = 4096  # computed tokens, from which on a prompt is long
 COSTS_NAMED = 3  # runs whose step times come from one cost model
 
 
@@ -375,60 +374,6 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
         for text in texts
         for line in wrap(text.replace(" %", "\xa0%"), TEXT_WIDTH, subsequent_indent="  ")
     ]
-
-
-def run_band(gauges: Summary) -> str:
-    """Say how far whole runs of that kind were off; "" where nobody knows.
-
-    `mean_prompt` among the gauges is of the tokens that are computed.
-    """
-    profile = str(gauges.get("profile"))
-    lacks = str((gauges.get("step_times") or {}).get("unmeasured"))
-    errors, told = campaign(), "nine of ten runs ({}; in sample) are off by less than {}"
-    if lacks.startswith("kernels") or " scaled to " in profile:
-        told = told.format(DATA_SHEET, errors[DATA_SHEET])
-        return f"{told}; by more on a GPU without any measured kernels{_host_bound(gauges)}"
-    name = profile.rsplit(".", 2)[0]
-    if name not in shipped_models() or ".cpu." in profile:
-        return ""
-    model = "experts" if load_model(name).num_experts else "dense"
-    kind = run_kind(model, gauges.get("mean_prompt", 0.0))
-    kind = kind if kind in errors else model
-    told = told.format(kind, errors[kind])
-    first = f"{blind(model)}; of 38 other runs {blind('study')}"
-    return f"{told}; median errors of first scores (docs/accuracy.md): {first}{_host_bound(gauges)}"
-
-
-def _host_bound(gauges: Summary) -> str:
-    """Say how far off whole runs may be in which the host takes much of the steps' time."""
-    told = (
-        "; the host takes a quarter of the steps' time or more: on others runs take half to twice"
-    )
-    return told if (gauges.get("host_share") or 0.0) >= HOST_BOUND else ""
-
-
-def run_kind(model: str, prompt: float) -> str:
-    """Name a kind of run by its model, `experts` or else dense, and its mean prompt, tokens."""
-    model = model if model == "experts" else "dense"
-    return f"{model}, long prompts" if prompt >= LONG else model
-
-
-def blind(kind: str) -> str:
-    """Return the medians of a row of docs/accuracy.md that was scored once: no tool writes it."""
-    found = [row for row in read_table(__file__, "blind.csv") if row["kind"] == kind]
-    return ", ".join(f"{row['metric']} {row['median_percent']}" for row in found) + " %"
-
-
-@cache
-def campaign() -> dict[str, str]:
-    """Read from `make accuracy` what nine of ten runs of a kind were off by, by metric, at most."""
-    found: dict[str, list[str]] = {}
-    for row in read_table(__file__, "accuracy.csv"):
-        if row["kind"] == "run" and row["p90"]:
-            percent = ceil(round(100 * float(row["p90"]), 2))
-            error = f"{percent} % in {row['metric']} ({row['runs']} runs)"
-            found.setdefault(row["name"], []).append(error)
-    return {kind: ", ".join(errors) for kind, errors in found.items()}
 
 
 LINKS = (("kv_transfer", "KV caches", "producers"), ("ec_transfer", "Encoder outputs", "encoders"))

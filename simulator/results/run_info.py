@@ -31,7 +31,7 @@ def run_info(
         "scenario": scenario.name,
         **describe_cost(first.cost),
         "vllm_version": vllm_version(specs.values()),
-        "engines": _engines(scenario),
+        "engines": engines_of(scenario),
         **_host(first.cost),
         "interrupted": False,
         "warnings": [*warnings],
@@ -40,7 +40,7 @@ def run_info(
     }
 
 
-def _engines(scenario: Scenario) -> list[Summary]:
+def engines_of(scenario: Scenario) -> list[Summary]:
     """Say which engines are simulated; of groups of a cluster that have the same, once."""
     found: list[dict[str, Any]] = []
     for name, group in scenario.groups.items():

@@ -1,21 +1,29 @@
 """The band of whole runs that stands beside that of steps."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
 import pytest
 
 from headway.report import text
-from headway.report.text import LONG, blind, cost_lines
+from headway.report.text import cost_lines
+from headway.report.whole_runs import LONG, blind
 
 BLIND = Path(text.__file__).with_name("blind.csv")
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 LLAMA, MIXTRAL = "llama-3-8b.a100.bf16", "mixtral-8x7b.h100.bf16"
 
 
-def band(profile: str, prompt: float, unmeasured: str | None = None) -> str:
+def band(
+    profile: str,
+    prompt: float,
+    unmeasured: str | None = None,
+    engines: Sequence[Mapping[str, object]] = (),
+) -> str:
     gauges = {"profile": profile, "step_times": {"unmeasured": unmeasured}, "mean_prompt": prompt}
+    gauges |= {"engines": engines}
     told = "\n".join(cost_lines([""], [gauges])).replace("\n  ", " ").splitlines()
     return next((line for line in told if line.startswith("Whole runs: ")), "")
 
@@ -57,6 +65,32 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
     assert "|run: by data sheet|2.7, 11.9 (27)|4.0, 15.0 (155)|" in PAGE.read_text()
     assert not band("linear", 100.0)
     assert not band("tiny-test.cpu.fp32", 100.0)  # the campaign has GPUs
+
+
+def engine(name: str, follows: str, gpu: str, **keys: object) -> dict[str, object]:
+    return {"name": name, "follows": follows, "gpu": gpu, "groups": [], "set": keys}
+
+
+def test_runs_are_judged_by_gpu_engine_and_release_or_it_is_said_that_none_was() -> None:
+    """The campaign has vLLM without drafts alone."""
+    told = band(LLAMA, 100.0, engines=[engine("vllm", "vLLM 0.15.1", "B200")])
+    page = PAGE.read_text()
+    for kind in ("GPU: B200", "release: vLLM 0.15"):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"|{kind}|"))
+        errors, _, runs = row.split("|")[3].strip(")").rpartition("/")
+        ninth, name = float(errors.split(", ")[1].split()[0]), kind.partition(": ")[2]
+        said = f" % in TPOT ({runs} runs), "
+        assert any(f"; with {name}: {ceil(ninth + half)}{said}" in told for half in (0, 0.05))
+    assert "no run was judged" not in told
+    drafts = {"method": "ngram"}
+    other = [engine("sglang", "SGLang 0.5.23", "MI300X", speculative_config=drafts)]
+    assert band("roofline", 1.0, "kernels of llama-3-8b on MI300X", other).endswith(
+        "; with MI300X: no run was judged; with SGLang, drafts: no run was judged; "
+        "with SGLang 0.5: no run was judged"
+    )
+    assert "; with vLLM 0.33: no run was judged" in band(
+        LLAMA, 1.0, engines=[engine("vllm", "vLLM 0.33 (newest known)", "B200")]
+    )
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.24, False), (0.25, True), (None, False)])

@@ -13,13 +13,19 @@ from tools.accuracy import (
     END,
     PAGE,
     TABLE,
+    WIDTHS,
     Line,
     as_csv,
     as_markdown,
+    as_wide,
     classes,
+    drawn,
     main,
     read_csv,
+    read_widths,
     table,
+    unjudged,
+    widths_as_csv,
     with_table,
     worse,
 )
@@ -85,14 +91,21 @@ def test_a_run_counts_in_one_class_of_each_kind(tmp_path: Path) -> None:
         "run": "dense",
         "model": "qwen3-32b",
         "GPU": "H200",
-        "engine": "vLLM, synchronous",
-        "release": "0.12",
+        "precision": "bf16, fp16",
+        "engine": "vLLM",
+        "scheduling": "synchronous",
+        "release": "vLLM 0.12",
         "source": "them",
     }
     long = Outcome(run_of(model="openai/gpt-oss-120b", **words), computed=5000.0)
     assert classes(long, tmp_path)["run"] == "experts, long prompts"
     for model, what in (("openai/gpt-oss-120b", "experts"), ("Qwen/Qwen3-0.6B", "small")):
         assert classes(Outcome(run_of(model=model, **words)), tmp_path)["size"] == what
+    drafts = run_of(model="Qwen/Qwen3-32B", engine="sglang", num_speculative_tokens="3", **words)
+    told = classes(Outcome(run_of(model="nvidia/Llama-3.3-70B-Instruct-FP4", **words)), tmp_path)
+    assert told["precision"] == "nvfp4"
+    of = classes(Outcome(drafts), tmp_path)
+    assert (of["engine"], of["release"]) == ("SGLang, drafts", "SGLang 0.12")
     strange = classes(Outcome(run_of(model="acme/9B", gpu="Z1")), tmp_path)
     assert strange["size"] == strange["model"] == strange["GPU"] == "unknown"
 
@@ -110,6 +123,7 @@ def test_the_campaign_writes_its_table_and_then_finds_nothing_worse(
     page.write_text(f"before\n{accuracy.BEGIN}old\n{END}\nafter\n")
     monkeypatch.setattr(accuracy, "PAGE", page)
     monkeypatch.setattr(accuracy, "TABLE", csv)
+    monkeypatch.setattr(accuracy, "WIDTHS", tmp_path / "widths.csv")
     monkeypatch.setattr(accuracy, "FOLDERS", {"e2e": ()})
     (tmp_path / "e2e").mkdir()
     (tmp_path / "e2e" / "runs.csv").write_text(HEAD + CLOSED + STRANGE)
@@ -122,15 +136,54 @@ def test_the_campaign_writes_its_table_and_then_finds_nothing_worse(
     assert as_markdown(found) in text
     (tpot,) = [one for one in found if (one.kind, one.metric) == ("all", "TPOT")]
     assert (tpot.runs, tpot.not_predicted, tpot.intervals) == (1, 1, 1)
-    assert main([*words, "--quick"]) == 0
+    assert main([*words, "--sample"]) == 0
     assert tpot.median is not None
     better = [replace(one, median=0.0) if one == tpot else one for one in found]
     csv.write_text(as_csv(better))
     capsys.readouterr()
-    assert main([*words, "--quick"]) == 1
+    assert main([*words, "--sample"]) == 1
     assert f"worse: all runs (all), TPOT: median error {tpot.median:.1%}" in capsys.readouterr().out
     csv.write_text(as_csv([replace(one, inside=1) if one == tpot else one for one in found]))
     assert main(words) == (1 - tpot.inside)
+
+
+def test_a_sample_has_some_of_each_combination_of_classes_the_least_work_first() -> None:
+    """Of fourteen dense runs the first, seventh and thirteenth by work; of experts the one."""
+    words = {"model": "Qwen/Qwen3-32B", "gpu": "H200", "source": "us"}
+    dense = [run_of(run_id=f"d{k}", n_requests=str(100 - k), **words) for k in range(14)]
+    dense.append(run_of(run_id="much", n_requests="4001", mean_output_tokens="100", **words))
+    dense.append(replace(run_of(run_id="bad", **words), faults=("no",)))
+    experts = run_of(run_id="e", n_requests="4000", mean_output_tokens="100")
+    assert drawn((run, Path()) for run in (*dense, experts)) == ["d13", "d7", "d1", "e"]
+
+
+def test_intervals_that_are_not_simulated_lie_as_wide_about_what_is_predicted_now() -> None:
+    one = outcome(0.01, inside=True)  # 10.1 ms, 9 to 11
+    widths = read_widths(widths_as_csv([(one, {})]))
+    (told,) = as_wide(one, widths)
+    assert told.interval == pytest.approx((9.0, 11.0), abs=1e-4)
+    (moved,) = as_wide(outcome(1.02), widths)
+    assert moved.interval == pytest.approx((18.0, 22.0), abs=1e-4)
+    assert as_wide(Outcome(run_of(run_id="new"), rows=one.rows), widths) == []
+
+
+def test_the_committed_intervals_are_of_the_committed_table() -> None:
+    """As many of each metric as the table counts."""
+    known = [metric for each in read_widths(WIDTHS.read_text()).values() for metric, *_ in each]
+    for line in read_csv(TABLE.read_text("utf-8")):
+        if line.kind == "all":
+            assert known.count(accuracy.METRICS[line.metric]) == line.intervals
+
+
+def test_what_no_run_is_of_is_named() -> None:
+    lines = [
+        Line(kind, name, "TPOT", 1, 0.1, 0.1, 0, 0, 0, 0, 0)
+        for kind, name in (("GPU", "H200"), ("engine", "vLLM, drafts"))
+    ]
+    told = unjudged(lines)
+    assert {"L40S", "RTX-4090", "SGLang"} <= {*told}
+    assert not {"H200", "CPU", "drafts"} & {*told}
+    assert f"|no run: {', '.join(told)}|" in as_markdown(lines)
 
 
 def test_what_is_missing_is_told_in_a_line(

@@ -14,12 +14,12 @@ from tools.profiles.tables import find_gpu_tables
 
 
 def compose_run(data: Path, spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
-    """Put a cost fitted to the kernel tables in `data` in place of a roofline.
+    """Put a cost fitted to the kernel tables in `data` in place of a roofline; others stay.
 
     A roofline stays, with a warning, where the tables lack the run's kernels, and that of pipeline
     stages stays, too.
     """
-    if engine.pipeline_parallel_size > 1:
+    if engine.pipeline_parallel_size > 1 or not spec.cost.name.startswith("roofline"):
         return spec
     name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
     cache = engine.kv_cache_dtype

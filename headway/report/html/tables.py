@@ -7,7 +7,8 @@ from typing import Any
 
 from headway.figures.data import Run
 from headway.report.metric_rows import BY_KEY, DOLLARS, metric_rows
-from headway.report.text import load_lines, run_band, sensitivity_lines, slo_lines, step_errors
+from headway.report.text import load_lines, sensitivity_lines, slo_lines, step_errors
+from headway.report.whole_runs import of_group, run_band
 from headway.report.winner import winner_lines
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
@@ -360,7 +361,7 @@ def profiles(runs: Sequence[Run]) -> str:
         for group, figures, cost in _costs(run):
             where = ([run_name(run, k)] if len(runs) > 1 else []) + ([group] if group else [])
             name = str(figures.get("profile"))
-            band = run_band(figures)
+            band = run_band({**figures, "engines": of_group(run.summary["headway"], group)})
             known = "; ".join([*step_errors(figures), *([f"whole runs {band}"] if band else [])])
             found.setdefault(
                 (name, f"<p>{escape(known)}</p>" * bool(known) + _cost(cost, name)), []
