@@ -64,7 +64,10 @@ REST = {
     "mean_e2el_ms": (0.03, 0.03),
     "mean_ttft_ms": (0.03, 0.05),
     "mean_tpot_ms": (0.024, 0.024),
+    "p50_ttft_ms": (0.08, 0.06),
     "p99_ttft_ms": (0.05, 0.33),  # servers that are cold at first have long tails
+    "p99_tpot_ms": (0.05, 0.1),
+    "p99_e2el_ms": (0.05, 0.12),
 }
 """By what share of the metric it may be less, and more, for what no cause explains."""
 EXPERTS = dict(zip(METRICS, ((0.06, 0.06), (0.06, 0.25), (0.06, 0.06), (0.06, 0.7)), strict=True))
@@ -269,9 +272,11 @@ def unexplained(
         shares |= {"requests": DRAWN | (ALIKE if alike else {})}
         shares |= {} if told else {"flags": UNTOLD}
     for cause, share in shares.items():
-        widths = {one: share[_as_wide(one)] for one in timed if _as_wide(one) in share}
+        widths = {one: share.get(one) or share.get(_as_wide(one)) for one in timed}
         found[cause] = {
-            one: (less * timed[one], more * timed[one]) for one, (less, more) in widths.items()
+            one: (width[0] * timed[one], width[1] * timed[one])
+            for one, width in widths.items()
+            if width
         }
     return found
 

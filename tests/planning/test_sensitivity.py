@@ -209,6 +209,18 @@ def test_a_closed_loop_whose_requests_are_drawn_knows_less_of_ttft(write):
     assert closed.interval[1] > 1.155 * closed.value
 
 
+def test_tails_are_less_sure_than_means() -> None:
+    """A P90 of TTFT as its P99, other percentiles as means, unless runs judged them otherwise."""
+    base = dict.fromkeys(("mean_e2el_ms", "p90_e2el_ms", "p99_e2el_ms", "p90_ttft_ms"), 100.0)
+    rest = unexplained(base, DENSE, [*base], drawn=False)["rest"]
+    assert rest["p90_e2el_ms"] == rest["mean_e2el_ms"] == pytest.approx((3.0, 3.0))
+    assert rest["p99_e2el_ms"] == pytest.approx((5.0, 12.0))
+    assert rest["p90_ttft_ms"] == pytest.approx((5.0, 33.0))
+    late = unexplained(base, DENSE, [*base], drawn=False, first=0.05)["cold engine"]
+    assert late["mean_e2el_ms"] == (0.0, 0.05 * COLD[1])
+    assert (late["p90_e2el_ms"], late["p99_e2el_ms"]) == ((0.0, 0.0), (0.0, COLD[1]))
+
+
 def test_flags_that_nobody_told_make_ttft_less_sure():
     base = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0}
     told, untold = (unexplained(base, DENSE, drawn=True, told=one) for one in (True, False))
