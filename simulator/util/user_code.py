@@ -1,6 +1,5 @@
 """Code of the user's that a scenario names: found beside the scenario, blamed where it fails."""
 
-import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError, MappingError, did_you_mean, one_line
+from simulator.util.own_modules import import_from
 
 NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
 """The environment variable that, where it is set and not empty, refuses users' code. Workers
@@ -16,6 +16,8 @@ inherit it."""
 REFUSED = "is code of the scenario's own, which --no-own-code refuses"
 LOADED: set[str] = set()
 """What was loaded: its files may be open, which Python closes as it ends."""
+SEARCHED: list[str] = []
+"""What `search_in` has added to `sys.path`."""
 NOT_ALLOWED = "is code of the scenario's own: serve runs it with --own-code alone, the studio never"
 
 
@@ -24,14 +26,17 @@ def own_code_refused() -> bool:
     return bool(os.environ.get(NO_OWN_CODE))
 
 
-def search_in(folder: Path) -> None:
+def search_in(folder: Path) -> list[str]:
     """Let modules be imported from a scenario's folder, after all others, and from this one.
 
-    From this one, since a scenario that a run wrote lies elsewhere than the code it names.
+    From this one, since a scenario that a run wrote lies elsewhere than the code it names. The
+    folder of a scenario before is searched no more. Return both.
     """
-    for path in (str(folder.resolve()), os.getcwd()):
-        if path not in sys.path:
-            sys.path.append(path)
+    places = list(dict.fromkeys((str(folder.resolve()), os.getcwd())))
+    sys.path[:] = [path for path in sys.path if path not in SEARCHED]
+    SEARCHED[:] = [path for path in places if path not in sys.path]
+    sys.path += SEARCHED
+    return places
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], form: str) -> MappingError:
@@ -48,10 +53,10 @@ def load_user_code(name: str, folder: Path) -> Any:
     if own_code_refused():
         raise ValueError(f"{name} {REFUSED}")
     module, _, attribute = name.partition(":")
-    search_in(folder)
+    places = search_in(folder)
     LOADED.add(name)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(import_from(places, module), attribute)
     except (Exception, SystemExit) as error:  # whatever the module does
         raise ValueError(f"cannot load {name}: {one_line(error)}") from error
 
