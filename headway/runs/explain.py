@@ -108,7 +108,6 @@ def explain(folder: Path, request: int) -> str:
     summary = load_summary(folder / "summary.json")
     row = _find(folder, request, summary)
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
-    check_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
     check_numbers(folder / "scenario.yaml", _goodput(scenario, row))
     activity = None if row["queue_time"] is None else _engine_activity(folder, row, summary)
     lines = [_head(row), "", *_events(row, scenario, activity)]

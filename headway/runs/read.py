@@ -226,7 +226,6 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         raise HeadwayError(f"{path}: damaged: {one_line(error)}") from None
     if path.suffix == ".csv":
         check_end(path)
-    if path.suffix == ".csv":
         frame = unescape_frame(frame)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
@@ -273,21 +272,29 @@ def check_end(path: Path) -> None:
 
 
 def check_values(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:
-    """Raise HeadwayError where a run's numbers are not finite, below 0, or no whole counts."""
+    """Raise HeadwayError where a run's numbers are not finite, below 0, or no whole counts.
+
+    Of steps, whose columns have no id, those of the replica are checked where they are there.
+    """
+    of_steps = "id" not in columns
+    if of_steps and "replica" in frame:
+        columns = [*columns, "replica"]
+    check_columns(frame, columns, where)
     for name in columns:
         values = frame[name]
-        if name == "replica":  # in Parquet -1: never sent
+        if name == "replica" and not of_steps:  # in Parquet -1: never sent
             values = values.where(values != -1)
+        is_count = name in COUNTS or (name == "replica" and of_steps)
         wrong = ~(values.isna() | ((values >= 0) & (values < inf)))
-        if name in COUNTS:
+        if is_count:
             wrong |= values.isna() | (values % 1 != 0)
-        if "id" not in columns:  # of steps.csv, which has no empty cells
+        if of_steps:  # which have no empty cells
             wrong |= values.isna()
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
-            kind = "whole number" if name in COUNTS else "number of 0 or more"
-            told = "empty" if values.isna().iloc[row] else f"{values.iloc[row]:g}, and"
-            raise HeadwayError(f"{where}: row {row}: {name}: is {told} no {kind}")
+            kind = "whole number" if is_count else "number of 0 or more"
+            told = "empty" if values.isna().iloc[row] else f"{values.iloc[row]:g}"
+            raise HeadwayError(f"{where}: row {row}: {name}: is {told}, and no {kind}")
 
 
 def check_rows(frame: "pd.DataFrame", where: object) -> None:

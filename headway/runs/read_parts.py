@@ -14,7 +14,6 @@ from headway.runs.parts import count_rows, row_groups
 from headway.runs.read import (
     COMPLETED,
     WORDS,
-    check_columns,
     check_ends,
     check_values,
     need_columns,
@@ -44,7 +43,6 @@ def read_share(folder: Path, columns: Sequence[str]) -> "tuple[pd.DataFrame, int
     kept: list[pd.DataFrame] = []
     for frame in _frames(folder):
         need_columns(frame, ["finish_reason"], folder)
-        check_columns(frame, columns, folder)
         check_values(frame, columns, folder)
         check_ends(frame, folder)
         count, ids = count + len(frame), ids + int(frame["id"].sum())
@@ -77,7 +75,6 @@ def read_together(
     sums = {name: np.zeros(cells) for name in columns}
     sums["start"][:], longest = np.inf, np.zeros(cells)
     for frame in _frames(folder):
-        check_columns(frame, columns, folder)
         check_values(frame, columns, folder)
         number = frame.get("replica", pd.Series(0, frame.index)).to_numpy(np.int64)
         if number.max(initial=0) >= replicas:
@@ -85,9 +82,9 @@ def read_together(
         told = {name: frame[name].to_numpy(float) for name in columns}
         cell = np.clip((told["start"] * (bins / seconds)).astype(np.int64), 0, bins - 1)
         cell += bins * number
-        told["kv_blocks_free"] += told["kv_blocks_used"]
-        told["kv_blocks_used"] = blocks_used(frame)
-        told["kv_blocks_free"] -= told["kv_blocks_used"]
+        used = blocks_used(frame)
+        told["kv_blocks_free"] = told["kv_blocks_free"] + told["kv_blocks_used"] - used
+        told["kv_blocks_used"] = used
         np.minimum.at(sums["start"], cell, told.pop("start"))
         decoding = told["decode_tokens"] > 0
         each = told["duration"] / told["steps"]
