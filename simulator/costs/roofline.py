@@ -38,7 +38,8 @@ MAX_TABLE_TOKENS = 1 << 16  # tokens in the table; beyond, it goes on straight
 class Efficiency:
     """Shares of bandwidth, FLOP/s and link that kernels reach; latencies in seconds.
 
-    The usual ones are rounded medians of Llama-3-8B's kernels on A100, H100 and H200.
+    The usual ones were rounded from an earlier fit to kernels on A100, H100 and H200.
+    coefficients.yaml has the medians of today's; `UNMEASURED` was judged with the values here.
     """
 
     weights: float = 0.78  # of the bandwidth, in matrix products of few tokens
