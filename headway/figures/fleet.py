@@ -271,7 +271,7 @@ def _draw_replicas(
     axes: "Axes", levels: FleetLevels, states: Mapping[str, Floats], edges: Floats
 ) -> None:
     """Draw how many replicas are in each state, and what was decided and what broke when."""
-    there = {state: number for state, number in states.items() if number.any()}
+    there = {state: number for state, number in states.items() if number.any() or state == "up"}
     axes.stackplot(
         edges[:-1],
         [*there.values()],

@@ -236,3 +236,10 @@ def test_what_has_no_fleet_is_refused(folders: dict[str, Path]) -> None:
     alone.summary = {"headway": {}}
     with pytest.raises(HeadwayError, match="hand: has no cluster"):
         draw_fleet([alone])
+
+
+def test_a_fleet_whose_requests_are_all_rejected_is_drawn(write) -> None:
+    """It makes no step, and no time passes."""
+    scenario = load_scenario(write(LOST), ["workload.input_len=300", "workload.num_prompts=3"])
+    figure = draw_fleet([Run.of("full", run(scenario))])
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["serving"]
