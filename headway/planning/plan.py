@@ -373,9 +373,11 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
     per dollar.
 
     Where a price is unknown GPUs count, not dollars; by energy watts. Raises NoAnswerError, which
-    names the candidate that comes closest, where none holds.
+    names the candidate that comes closest, where none holds, and HeadwayError where none could run.
     """
     holding = [candidate for candidate in candidates if candidate.result.best is not None]
+    if not any(one.result.trials or one.never for one in candidates):
+        raise HeadwayError(text for _, text in fold_errors(candidates))
     if not holding:
         raise NoAnswerError(none_holds(problem, candidates))
     found = ranks(problem, holding)

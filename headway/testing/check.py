@@ -39,9 +39,11 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
 
+GIVEN = [one.name for one in fields(Request) if one.init and one.name != "output_tokens"]
+"""What a client says of a request; the length of its answer is guarded."""
 MECHANISM = {cls.__module__ for cls in Scheduler.__mro__}
 
 
@@ -54,6 +56,7 @@ class Run:
     steps: list[tuple[object, ...]] = field(default_factory=list)
     before_end: int = 0  # of the steps, those that were decided before anybody had ended
     forbidden_reads: list[str] = field(default_factory=list)  # of an answer's length: where
+    requests: list[tuple[Request, Request]] = field(default_factory=list)  # as sent, as served
     error: Exception | None = None
     endless: bool = False
 
@@ -130,7 +133,10 @@ class PolicyUnderTest:
             warnings.simplefilter("ignore", HeadwayWarning)
             spec = resolve(_with_engine(self._scenario, case.engine))
             spec = replace(spec, num_gpu_blocks=case.num_gpu_blocks, max_model_len=MAX_MODEL_LEN)
-            return make_scheduler(spec, shares_prefixes=True)
+            try:
+                return make_scheduler(spec, shares_prefixes=True)
+            except HeadwayError as error:  # what a class of the user's raises
+                raise AssertionError(f"{self.policy.__name__} cannot be made: {error}") from error
 
     def play(self, case: Case, *, leap: bool) -> Run:
         """Run a case to its end, or until it is clear that there will be none."""
@@ -143,7 +149,9 @@ class PolicyUnderTest:
 
         def submit(request: Request) -> None:
             request.hint = 1 + (7 * request.id + 3) % 24  # whatever the answer will be
-            replica.submit(GuardedRequest(request, self._hides, run.forbidden_reads))
+            served = GuardedRequest(request, self._hides, run.forbidden_reads)
+            run.requests.append((request, served))
+            replica.submit(served)
 
         def finished(request: Request) -> None:
             run.before_end = run.before_end or max(1, len(run.steps) - scheduler.traits.overlaps)
@@ -195,11 +203,11 @@ Violation = tuple[str, str] | None
 def check_policy(policy: type | str, **arguments: Any) -> None:
     """Raise AssertionError unless a policy, or a subclass of Scheduler, keeps the laws.
 
-    `policy` is the class, or its name as in a scenario; `arguments` are its own. The laws: it does
-    not fail; ends every request; holds no block, seat or host memory when all is over; keeps to
-    max_num_batched_tokens and max_num_seqs; never uses the length that an answer will have; gives
-    the same result stepwise and in leaps, and the same every time. Raises ValueError for wrong
-    arguments.
+    `policy` is the class, or its name as in a scenario; `arguments` are its own. The laws: it can
+    be made; does not fail; changes nothing that a client says of a request; ends every request;
+    holds no block, seat or host memory when all is over; keeps to max_num_batched_tokens and
+    max_num_seqs; never uses the length that an answer will have; gives the same result stepwise
+    and in leaps, and the same every time. Raises ValueError for arguments that it does not take.
     """
     subject = PolicyUnderTest(policy, arguments)
     subject.make(draw_case(np.random.default_rng(0), 1, False))  # wrong arguments are told here
@@ -275,6 +283,16 @@ def _broken_law(case: Case, run: Run) -> Violation:
 def _reads_lengths(case: Case, run: Run) -> str:
     """Say where the class asked for the length of an answer."""
     return ", ".join(dict.fromkeys(run.forbidden_reads))
+
+
+def _changes_requests(case: Case, run: Run) -> str:
+    """Name a request that is no longer what its client has sent."""
+    for sent, served in run.requests:
+        for name in GIVEN:
+            was, now = getattr(sent, name), getattr(served, name)
+            if now != was:
+                return f"{name} of request {sent.id} is {now!r}, not {was!r}"
+    return ""
 
 
 def _fails(case: Case, run: Run) -> str:
@@ -353,6 +371,7 @@ def _different(one: Run, two: Run, law: str, runs: str) -> Violation:
 
 LAWS: tuple[tuple[str, Callable[[Case, Run], str]], ...] = (
     ("reads the length that an answer will have", _reads_lengths),
+    ("changes a request", _changes_requests),
     ("fails", _fails),
     ("does not end every request", _leaves_requests),
     ("does not give everything back", _leaks),

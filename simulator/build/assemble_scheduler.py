@@ -103,8 +103,7 @@ def _make(
         return None
     if not issubclass(policy_class, SchedulerBase):
         assert issubclass(scheduler_class, Scheduler)
-        parts["policy"] = make_policy(spec, policy_class, arguments)
-        return scheduler_class(blocks, **parts)
+        parts["policy"], arguments = make_policy(spec, policy_class, arguments), {}
     scheduler: SchedulerBase = construct(spec, scheduler_class, blocks, **parts, **arguments)
     if not hasattr(scheduler, "swap_space"):
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.costs.cost_model import CostModel
+from simulator.costs.cost_model import CostModel, check_cost
 from simulator.costs.noise import Errors
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import MemoryBudget, kv_block_bytes
@@ -107,5 +107,5 @@ class EngineSpec:
 
     def with_cost(self, cost: CostModel | None, noise: Errors | None = None) -> "EngineSpec":
         """Put a given cost, if there is one, in place of this one, and let `noise` change it."""
-        found = self.cost if cost is None else self.cost.replace_rank(cost)
+        found = self.cost if cost is None else self.cost.replace_rank(check_cost(cost))
         return replace(self, cost=found if noise is None else found.change_rank(noise))

@@ -24,11 +24,10 @@ from simulator.util.errors import (
     ScenarioError,
     at_key,
     did_you_mean,
-    one_line,
 )
 from simulator.util.from_mapping import annotation_faults, raise_if
 from simulator.util.imported import Imported
-from simulator.util.user_code import load_user_code, unknown_name
+from simulator.util.user_code import load_user_code, unknown_name, with_line
 from simulator.workload.workload import Workload
 
 POLICIES: Imported[type] = Imported(
@@ -226,18 +225,19 @@ def construct(spec: EngineSpec, cls: type, *parts: object, **arguments: Any) -> 
     """Make a policy or a scheduler; ValueError where its constructor fails.
 
     Of a user's own it is a HeadwayError, with file and line: until a run makes them they have not
-    been tried.
+    been tried. A shipped scheduler has the policy: it fails where that does.
     """
+    blamed = cls if is_own(cls) else spec.policy
     try:
         return cls(*parts, **arguments)
     except HeadwayError:
         raise
     except ValueError as error:  # it says which argument is wrong
-        if not is_own(cls):
+        if not is_own(blamed):
             raise
         raise spec.blame(FIELD, error) from error
     except Exception as error:
-        wrong = ValueError(f"{policy_name(cls)} raised {type(error).__name__}: {one_line(error)}")
+        wrong = ValueError(f"{policy_name(blamed)} raised {with_line(error)}")
         raise spec.blame(FIELD, wrong) from error
 
 

@@ -5,15 +5,20 @@ A cost model is an executor that computes seconds instead of spending them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.executor import CanLeap, Executor, Leap, Timing
 from simulator.core.request import Step
-from simulator.util.errors import ScenarioError
+from simulator.util.errors import HeadwayError, ScenarioError
+from simulator.util.from_mapping import short_repr
+from simulator.util.user_code import blaming
 
+T = TypeVar("T")
 Counts = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
 
@@ -80,7 +85,7 @@ class HostWork(NamedTuple):
 class CostModel(CanLeap, Protocol):
     """An executor that computes what a step takes, and knows how far it can be trusted.
 
-    A subclass has `execute` and `leap`; all else has a default.
+    A subclass has `execute`. Without `leap` a run executes each step; all else has a default.
     """
 
     reads_longest: bool = False
@@ -235,3 +240,56 @@ class CostDecorator(CostModel):
 
     def with_host(self, **terms: Any) -> Self:
         return replace(self, inner=self.inner.with_host(**terms))
+
+
+def check_cost(cost: CostModel) -> CostModel:
+    """Let the answers of a user's cost model be checked; return one of Headway's as it is.
+
+    Raises HeadwayError for what is no cost model, or lacks `execute`.
+    """
+    cls = type(cost)
+    if CostModel not in cls.__mro__:
+        raise HeadwayError(f"cost: must be an instance of CostModel, not {short_repr(cost)}")
+    if cls.execute is Executor.execute:
+        raise HeadwayError(f"cost: {cls.__name__} has no method execute(step)")
+    return cost if cls.__module__.startswith("simulator.") else UserCost(cost)
+
+
+@dataclass(frozen=True)
+class UserCost(CostDecorator):
+    """A user's cost model; HeadwayError says which of its methods answers wrongly."""
+
+    def execute(self, step: Step) -> Timing:
+        found = self._ask("execute", Timing, step)
+        self._check_times("execute", [found.seconds, found.swap, found.host])
+        return found
+
+    def leap(self, step: Step, repeats: int) -> Leap:
+        found = self._ask("leap", Leap, step, repeats)
+        count = np.size(found.seconds)
+        if count != repeats:
+            raise self._wrong("leap", f"say what each of {repeats} steps takes", count)
+        self._check_times("leap", [*found.seconds, *found.host])
+        first = self.execute(step).seconds
+        if found.seconds[0] != first:
+            what = f"agree with execute, by which a step takes {first!r} s"
+            raise self._wrong("leap", what, found.seconds[0])
+        return found
+
+    def _ask(self, method: str, kind: type[T], *given: Any) -> T:
+        with blaming([type(self.inner)], "cost"):
+            found = getattr(self.inner, method)(*given)
+        if not isinstance(found, kind):
+            raise self._wrong(method, f"return a {kind.__name__}", found)
+        return found
+
+    def _check_times(self, method: str, seconds: Iterable[float]) -> None:
+        for one in seconds:
+            if not isinstance(one, float | int) or not 0 <= one < inf:
+                raise self._wrong(method, "give finite times of 0 s or more", one)
+
+    def _wrong(self, method: str, what: str, found: object) -> HeadwayError:
+        code = getattr(self.inner, method).__code__
+        place = f"({Path(code.co_filename).name}:{code.co_firstlineno})"
+        name = f"{type(self.inner).__name__}.{method}"
+        return HeadwayError(f"cost: {name} must {what}, not {short_repr(found)} {place}")

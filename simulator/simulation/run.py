@@ -11,6 +11,7 @@ from simulator.build.assemble_scheduler import make_scheduler
 from simulator.build.engine_spec import EngineSpec
 from simulator.build.policy_table import missing_inputs
 from simulator.core.alarm import FastEnvironment
+from simulator.core.executor import CanLeap
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
@@ -62,16 +63,17 @@ def run(
         workload.check()
     need_parts(service_levels(scenario), scenario, workload)
     specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
+    leap = not stepwise and (cost is None or type(cost).leap is not CanLeap.leap)
     if scenario.cluster is not None:
         from simulator.simulation.independent import find_coupling, run_independent
 
         if find_coupling(scenario, workload) is None:
-            what = scenario, specs, workload, not stepwise
+            what = scenario, specs, workload, leap
             with blaming(spec.policy for spec in specs.values()):
                 return warn(run_independent(*what, progress=progress, stop=stop))
     turns = None if workload.after is None else Turns(workload)
     shares, make = workload.segments is not None, _client(scenario, workload, turns)
-    setup = set_up(scenario, specs, shares, make, turns, leap=not stepwise)
+    setup = set_up(scenario, specs, shares, make, turns, leap=leap)
     return _finish(scenario, workload, setup, progress, stop)
 
 

@@ -14,6 +14,8 @@ NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
 """The environment variable that, where it is set and not empty, refuses users' code. Workers
 inherit it."""
 REFUSED = "is code of the scenario's own, which --no-own-code refuses"
+NOT_USERS = str(Path(__file__).parents[1]), str(Path(os.__file__).parent / "importlib"), "<"
+"""How the names of files begin that are Headway's or Python's import."""
 LOADED: set[str] = set()
 """What was loaded: its files may be open, which Python closes as it ends."""
 SEARCHED: list[str] = []
@@ -56,9 +58,23 @@ def load_user_code(name: str, folder: Path) -> Any:
     places = search_in(folder)
     LOADED.add(name)
     try:
-        return getattr(import_from(places, module), attribute)
+        found = import_from(places, module)
+        if hasattr(found, attribute):
+            return getattr(found, attribute)
+        raise AttributeError(f"{found} has no attribute {attribute!r}")
     except (Exception, SystemExit) as error:  # whatever the module does
-        raise ValueError(f"cannot load {name}: {one_line(error)}") from error
+        raise ValueError(f"cannot load {name}: {with_line(error)}") from error
+
+
+def with_line(error: BaseException) -> str:
+    """Return an error's type and text, and the first line of the user's that led to it."""
+    from traceback import extract_tb
+
+    text = f"{type(error).__name__}: {one_line(error)}"
+    for place in extract_tb(error.__traceback__):
+        if not place.filename.startswith(NOT_USERS):
+            return f"{text} ({Path(place.filename).name}:{place.lineno})"
+    return text
 
 
 def failure_lines(error: Exception | SystemExit) -> Sequence[str]:
@@ -80,19 +96,19 @@ def exit_message(error: SystemExit) -> str:
 
 
 @contextmanager
-def blaming(found: Iterable[type]) -> Iterator[None]:
-    """Say of an exception which of the user's own policies or schedulers led to it."""
+def blaming(found: Iterable[type], key: str = "engine.scheduling_policy") -> Iterator[None]:
+    """Say of an exception which of the user's own classes led to it, at the key that names it."""
     try:
         yield
     except Exception as error:
-        told = next(filter(None, (user_error(cls, error) for cls in found)), None)
+        told = next(filter(None, (user_error(cls, error, key) for cls in found)), None)
         if told is None:
             raise
         raise told from error
 
 
-def user_error(found: type, error: Exception) -> HeadwayError | None:
-    """Say which line of a user's policy or scheduler, or of a base of it, led to an exception.
+def user_error(found: type, error: Exception, key: str) -> HeadwayError | None:
+    """Say which line of a user's class, or of a base of it, led to an exception.
 
     None where the class is one of Headway's, or the error is told in one line already. Where no
     line of the user's file took part, the class alone is named.
@@ -112,5 +128,5 @@ def user_error(found: type, error: Exception) -> HeadwayError | None:
         if place.filename in files:
             where = f"{Path(place.filename).name}:{place.lineno}"
             text = f": {place.name} {text} ({where})"
-            return HeadwayError(f"engine.scheduling_policy: {found.__name__}{text}")
-    return HeadwayError(f"engine.scheduling_policy: {found.__name__} {text}")
+            return HeadwayError(f"{key}: {found.__name__}{text}")
+    return HeadwayError(f"{key}: {found.__name__} {text}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,3 +75,10 @@ def test_the_engine_serves_as_the_reference_does(drawn, limits, data) -> None:
     steps = expand_steps(log)
     columns = [np.asarray(steps[name]).tolist() for name in COLUMNS]
     assert [list(row) for row in zip(*columns, strict=True)] == watch.rows
+
+
+@pytest.mark.parametrize("knob", ["max_num_seqs", "max_num_batched_tokens"])
+def test_the_reference_needs_room_for_a_request(knob) -> None:
+    """Else it would never end."""
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        Reference(10, 16, **{knob: 0})

@@ -168,7 +168,8 @@ def test_a_policy_that_cannot_be_loaded_is_one_line(tmp_path) -> None:
     (tmp_path / "unloaded_policy.py").write_text("class Mine(Unknown): ...\n")
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO % "unloaded_policy")
-    told = "cannot load unloaded_policy:Mine: name 'Unknown' is not defined"
+    what = "NameError: name 'Unknown' is not defined (unloaded_policy.py:1)"
+    told = f"cannot load unloaded_policy:Mine: {what}"
     assert errors(path) == [f"s.yaml:2: engine.scheduling_policy: {told}"]
 
 
@@ -199,7 +200,8 @@ def test_what_cannot_be_made_is_one_line_and_exit_code_2(
     load_scenario(path)
     assert main(["run", str(path), "--quiet", *more]) == 2
     (message,) = printed_errors(capsys)
-    told = f"{path}:2: engine.scheduling_policy: Mine raised KeyError: 3"
+    line = 1 + text[: text.index("{}[3]")].count("\n")
+    told = f"{path}:2: engine.scheduling_policy: Mine raised KeyError: 3 ({module}.py:{line})"
     assert message == f"headway: error: {told}"
     assert not (tmp_path / "out").exists()
 

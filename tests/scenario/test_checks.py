@@ -14,7 +14,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: nowhere:Policy\n",
-        "s.yaml:2: engine.scheduling_policy: cannot load nowhere:Policy: No module named 'nowhere'",
+        "s.yaml:2: engine.scheduling_policy: cannot load nowhere:Policy: ModuleNotFoundError: "
+        "No module named 'nowhere'",
     ),
     (
         "engine:\n  scheduling_policy: math:pi\n",

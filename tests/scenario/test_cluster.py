@@ -183,7 +183,10 @@ def test_a_router_of_ones_own_is_asked(tmp_path: Path) -> None:
             "{router: {router: prefix_aware, chunk: a}}",
             "s.yaml:6: cluster.router.chunk: must be a whole number such as 64, not 'a' (tokens)",
         ),
-        ("{router: 'no_such:f'}", "s.yaml:6: cluster.router: cannot load no_such:f: No module"),
+        (
+            "{router: 'no_such:f'}",
+            "s.yaml:6: cluster.router: cannot load no_such:f: ModuleNot",
+        ),
         ("{router: 3}", "s.yaml:6: cluster.router: must be a name or a mapping"),
         ("{groups: {a: {replicas: 0}}}", "s.yaml:6: cluster.groups: there is not one replica"),
         (

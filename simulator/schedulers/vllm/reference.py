@@ -18,7 +18,7 @@ class Reference:
     """The scheduler of one engine.
 
     `num_blocks` counts vLLM's null block, which nobody gets. `block_size` and `max_model_len` are
-    in tokens.
+    in tokens. Raises ValueError where `max_num_seqs` or `max_num_batched_tokens` is less than 1.
     """
 
     def __init__(
@@ -30,6 +30,8 @@ class Reference:
         max_num_batched_tokens: int = 2048,
         max_model_len: int = 8192,
     ) -> None:
+        if min(max_num_seqs, max_num_batched_tokens) < 1:
+            raise ValueError("max_num_seqs and max_num_batched_tokens must be 1 or more")
         self.usable = self.free = num_blocks - 1
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
