@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.executor import CanLeap, Executor, Leap, Timing
+from simulator.core.executor import CanLeap, Executor, Leap, StagedExecutor, Timing
 from simulator.core.request import Step
 from simulator.util.errors import HeadwayError, ScenarioError
 from simulator.util.from_mapping import short_repr
@@ -252,7 +252,9 @@ def check_cost(cost: CostModel) -> CostModel:
         raise HeadwayError(f"cost: must be an instance of CostModel, not {short_repr(cost)}")
     if cls.execute is Executor.execute:
         raise HeadwayError(f"cost: {cls.__name__} has no method execute(step)")
-    return cost if cls.__module__.startswith("simulator.") else UserCost(cost)
+    if cls.__module__.startswith("simulator.") or isinstance(cost, StagedExecutor):
+        return cost  # a wrapper has no stages
+    return UserCost(cost)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ GRANTS = {
     ),
     "prefix_match_unit as 0.33 uses it": (60, 80, 1, 0),
     "drafts beside prefill and decode roles": (40, 160, 0, 0),
+    "own cost models that answer wrongly": (0, 55, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
 FEATURES = {
