@@ -98,7 +98,7 @@ class Config:
 
     def __setattr__(self, name: str, value: object) -> None:
         if name[0] != "_":
-            raise AttributeError(f"{name}: a {type(self).__name__} is frozen; see model_copy")
+            raise AttributeError(f"{name}: {type(self).__name__} is frozen; see model_copy")
         object.__setattr__(self, name, value)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

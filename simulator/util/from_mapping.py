@@ -275,12 +275,15 @@ def from_mapping(cls: type[T], values: Any) -> T:
 def check_mapping(value: object, known: Mapping[str, FieldInfo]) -> None:
     """Raise MappingError, with an example of the `known` keys, unless a value is a mapping.
 
-    The example has two keys with plain defaults; where none has one, the first with its meaning.
+    The example has the keys that are needed, with their meanings, else two with plain defaults;
+    where none has one, the first with its meaning.
     """
     if not isinstance(value, Mapping):
-        pairs = [(key, of.default) for key, of in known.items() if type(of.default) in PLAIN_KINDS]
-        pairs = pairs or [(key, f"<{of.description}>") for key, of in known.items()][:1]
-        example = _as_yaml(dict(pairs[:2])).replace("'", "")
+        plain = {key: of.default for key, of in known.items() if type(of.default) in PLAIN_KINDS}
+        needed = [key for key, of in known.items() if of.default is dataclasses.MISSING]
+        shown = needed or [*plain][:2] or [*known][:1]
+        pairs = {key: plain.get(key, f"<{known[key].description}>") for key in shown}
+        example = _as_yaml(pairs).replace("'", "")
         what = f"must be a mapping of keys, as {example}, not {short_repr(value)}"
         raise MappingError("", what, "value")
 

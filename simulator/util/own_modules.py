@@ -1,88 +1,60 @@
 """Modules of the user's beside a scenario: each folder's own, as its files are now."""
 
 import importlib
+import os
 import sys
-from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
-SHIPPED = {*sys.stdlib_module_names, "headway", "simulator"}
+SHIPPED = {*sys.stdlib_module_names, "calibration", "gpu_backend", "headway", "simulator"}
 """Names of modules that are never the user's."""
-
-
-class Loaded(NamedTuple):
-    """A file as it was when its module was loaded."""
-
-    file: Path
-    changed: int  # ns
-    size: int  # bytes
-
-    @classmethod
-    def of(cls, file: Path) -> "Loaded":
-        """Look at a file; one that is gone has no size."""
-        if not file.exists():
-            return cls(file, 0, -1)
-        stat = file.stat()
-        return cls(file, stat.st_mtime_ns, stat.st_size)
-
-
-OWN: dict[str, Loaded] = {}
-"""The modules that are loaded from `PLACES`, by their names in `sys.modules`."""
+LIBRARY = os.path.dirname(os.__file__)
+OWN: dict[str, tuple[int, int] | None] = {}
+"""The modules that are loaded from `PLACES`, by name: when each file changed (ns), its bytes."""
 PLACES: list[str] = []
 
 
-def import_from(places: Sequence[str], name: str) -> ModuleType:
+def import_from(places: list[str], name: str) -> ModuleType:
     """Import a module from the first of some folders that has it, unless it is installed.
 
     What was imported from other folders is forgotten, and so is all of a folder's where one of the
     files has changed: modules beside two scenarios may have one name. Raises what the module does.
     """
-    if [*places] != PLACES or any(Loaded.of(one.file) != one for one in OWN.values()):
-        _forget(OWN)
+    if places != PLACES or any(_file_state(one) != state for one, state in OWN.items()):
+        for one in OWN:
+            sys.modules.pop(one, None)
         OWN.clear()
         PLACES[:] = places
-    before = {*sys.modules}
+    path, before = [*sys.path], {*sys.modules}
+    installed = [one for one in path if one.startswith(LIBRARY) or one.endswith("-packages")]
+    sys.path[:] = [*installed, *places, *path]
     try:
-        _load_package(places, name.partition(".")[0])
+        _forget_another(name.partition(".")[0])
         return importlib.import_module(name)
     finally:
-        _keep({*sys.modules} - before | {name})
+        sys.path[:] = path
+        for new in filter(_is_beside, {*sys.modules} - before | {name}):
+            OWN.setdefault(new, _file_state(new))
 
 
-def _load_package(places: Sequence[str], name: str) -> None:
-    """Load what Python would not find, or find elsewhere first: it looks in `places` last."""
-    installed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    if name in SHIPPED or PathFinder.find_spec(name, installed) is not None:
-        return
-    spec = PathFinder.find_spec(name, places)
-    if spec is None or spec.loader is None or spec.origin is None:
-        return
-    if getattr(sys.modules.get(name), "__file__", None) == spec.origin:
-        return
-    _forget([one for one in sys.modules if one.partition(".")[0] == name])
-    sys.modules[name] = module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        _forget([name])
-        raise
+def _forget_another(top: str) -> None:
+    """Forget a module that was imported from elsewhere than where it is found now."""
+    spec = None if top in SHIPPED else PathFinder.find_spec(top)
+    if spec is not None and getattr(sys.modules.get(top), "__file__", None) != spec.origin:
+        for name in [one for one in sys.modules if one.partition(".")[0] == top]:
+            del sys.modules[name]
 
 
-def _forget(names: Iterable[str]) -> None:
-    for name in names:
-        sys.modules.pop(name, None)
+def _is_beside(name: str) -> bool:
+    top = name.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    folder = os.path.dirname(file.removesuffix(f"{os.sep}__init__.py"))
+    return top not in SHIPPED and folder in PLACES
 
 
-def _keep(names: Iterable[str]) -> None:
-    """Put down which of some modules are from the folders, and as what file."""
-    for name in names:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is None:
-            continue
-        for place in PLACES:
-            path = Path(place, *name.split("."))
-            if Path(file).with_suffix("") in (path, path / "__init__"):
-                OWN.setdefault(name, Loaded.of(Path(file)))
+def _file_state(name: str) -> tuple[int, int] | None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or not os.path.exists(file):
+        return None
+    stat = os.stat(file)
+    return stat.st_mtime_ns, stat.st_size

@@ -28,7 +28,8 @@ def _as_before() -> Iterator[None]:
     yield
     sys.path[:] = path
     SEARCHED.clear()
-    own_modules._forget([*own_modules.OWN])
+    for name in own_modules.OWN:
+        sys.modules.pop(name, None)
     own_modules.OWN.clear()
 
 
