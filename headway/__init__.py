@@ -7,8 +7,17 @@ What people touch is here: commands, plans, pictures, reports, a server, and the
 and SGLang. `simulator` turns a scenario into a Result. Start with `cli/main.py`.
 """
 
-from simulator import __all__ as __all__
-from simulator import __version__ as __version__
+try:
+    from simulator import __all__ as __all__
+    from simulator import __version__ as __version__
+except ImportError:
+    import sys
+
+    hides = getattr(sys.modules.get("simulator"), "__file__", None)
+    if hides is None:
+        raise
+    what = f"{hides} hides Headway's package `simulator`: rename it, or start Python with -P"
+    raise ImportError(what) from None
 
 TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
