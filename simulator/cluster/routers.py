@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from numbers import Integral
 from operator import attrgetter
 from random import Random
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
@@ -462,7 +463,7 @@ class Own:
             at = self._choose(request, self._targets)
         except Exception as error:
             raise raised(f"{self._key}: {self._name}(request {request.id})", error) from error
-        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self._targets):
+        if isinstance(at, bool) or not isinstance(at, Integral) or not 0 <= at < len(self._targets):
             raise HeadwayError(
                 f"{self._key}: {self._name}(request {request.id}) gave {at!r}, which is none "
                 f"of the places 0 to {len(self._targets) - 1}"

@@ -93,8 +93,8 @@ class CostModel(CanLeap, Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
-        return ""
+        """What reports call it: its class, where nothing else is given."""
+        return type(self).__name__
 
     @property
     def residuals(self) -> Mapping[str, float] | None:

@@ -132,8 +132,9 @@ def victim_of(policy: Policy | None) -> Victim | None:
 
 def none_of_them(policy: object, call: str, chosen: object) -> HeadwayError:
     """Say that a policy has chosen what is none of the running requests."""
+    named = f"request {chosen.id}" if isinstance(chosen, Request) else short(chosen)
     return HeadwayError(
-        f"engine.scheduling_policy: {type(policy).__name__}.{call} gave {short(chosen)}, which is "
+        f"engine.scheduling_policy: {type(policy).__name__}.{call} gave {named}, which is "
         "none of the running requests"
     )
 

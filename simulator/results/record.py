@@ -87,6 +87,7 @@ class Record:
     cooldown: float = 0.0  # s before the last one sent
     hints: npt.NDArray[np.int64] | None = None  # predicted output tokens; 0: never sent
     cluster: ClusterRecord | None = None
+    given: Sequence[str] = ()  # what a caller of `run` gave in place of the scenario's
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
     @property

@@ -244,7 +244,7 @@ def _read(
     raw: Any
     if isinstance(path, Mapping):
         folder, raw, source_map = Path(), _plain(path), SourceMap(source_name(path), {})
-    elif isinstance(path, str | Path):
+    elif isinstance(path, str | Path) and path != "":
         file = find_scenario(Path(path))
         # What `--set` adds to a shipped scenario names files of whoever calls.
         folder = file.parent if file == Path(path) else Path()
@@ -297,6 +297,8 @@ def _settle(
         if isinstance(override, LaunchCommand):
             launch = _launch(raw, source_map, override, overrides)
             continue
+        if not isinstance(override, str):
+            raise HeadwayError(f"overrides: must be texts dotted.key=value, not {override!r}")
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
     settings += varied

@@ -25,7 +25,7 @@ from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, MappingError
 from simulator.util.user_code import blaming
 from simulator.workload.unused import over_limits
 from simulator.workload.workload import Floats, Workload
@@ -57,10 +57,8 @@ def run(
     ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
     where a file is at fault.
     """
-    if workload is None:
-        workload = make_workload(scenario)
-    else:
-        workload.check()
+    given = [key for key, own in (("cost", cost), ("workload", workload)) if own is not None]
+    workload = make_workload(scenario) if workload is None else _checked(workload)
     need_parts(service_levels(scenario), scenario, workload)
     specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
     leap = not stepwise and (cost is None or type(cost).leap is not CanLeap.leap)
@@ -70,11 +68,26 @@ def run(
         if find_coupling(scenario, workload) is None:
             what = scenario, specs, workload, leap
             with blaming(spec.policy for spec in specs.values()):
-                return warn(run_independent(*what, progress=progress, stop=stop))
+                result = warn(run_independent(*what, progress=progress, stop=stop))
+            result.given = given
+            return result
     turns = None if workload.after is None else Turns(workload)
     shares, make = workload.segments is not None, _client(scenario, workload, turns)
     setup = set_up(scenario, specs, shares, make, turns, leap=leap)
-    return _finish(scenario, workload, setup, progress, stop)
+    result = _finish(scenario, workload, setup, progress, stop)
+    result.given = given
+    return result
+
+
+def _checked(workload: Workload) -> Workload:
+    """Return a workload that was given; HeadwayError where it is none that can be run."""
+    if not isinstance(workload, Workload):
+        raise HeadwayError(f"workload: must be a Workload, not a {type(workload).__name__}")
+    try:
+        workload.check()
+    except MappingError as error:
+        raise HeadwayError(f"workload.{error}") from None
+    return workload
 
 
 def set_up(

@@ -102,7 +102,7 @@ def write_run(
             if format == "csv"
             else partial(_write_parquet, as_frame(columns))
         )
-    writers["scenario.yaml"] = partial(write_scenario, result.scenario)
+    writers["scenario.yaml"] = partial(write_scenario, result.scenario, given=result.given)
     return write_together(out, writers | dict(more or {}))
 
 
@@ -177,8 +177,14 @@ def _slices(rows: int) -> Iterator[slice]:
         yield slice(at, at + SLICE)
 
 
-def write_scenario(scenario: Scenario, file: BinaryIO) -> None:
-    """Write a scenario with every default filled in, so that it runs from any folder."""
+def write_scenario(scenario: Scenario, file: BinaryIO, given: Sequence[str] = ()) -> None:
+    """Write a scenario with every default filled in, so that it runs from any folder.
+
+    A comment says which of its blocks were `given` in Python instead.
+    """
+    if given:
+        told = f"{' and '.join(given)} given in Python: this file alone does not repeat the run"
+        file.write(f"# {told}\n".encode())
     file.write(dump_yaml(in_full(scenario.resolved(), scenario.folder)).encode())
 
 

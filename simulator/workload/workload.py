@@ -163,7 +163,14 @@ class Workload(Requests):
     def _check_columns(self) -> None:
         for name in sorted(COLUMNS):
             column = getattr(self, name)
-            if column is not None and len(column) != len(self):
+            if column is None:
+                continue
+            if name not in ("client", "model", "segments"):
+                kinds, what = ("iuf", "numbers") if name in TIMES else ("iu", "integers")
+                if not isinstance(column, np.ndarray) or column.dtype.kind not in kinds:
+                    had = getattr(column, "dtype", type(column).__name__)
+                    raise MappingError(name, f"must be a numpy array of {what}, not {had}")
+            if len(column) != len(self):
                 raise MappingError(name, f"{len(column)} values for {len(self)} requests")
 
     def _check_times(self) -> None:
@@ -176,7 +183,9 @@ class Workload(Requests):
             raise MappingError("arrival", "the times do not ascend")
         after = np.full(len(self), -1) if self.after is None else self.after
         if (bad := np.flatnonzero(timed != (after < 0))).size:
-            raise MappingError("after", f"request {bad[0]} needs either a time or a predecessor")
+            which = "NaN" if np.isnan(self.arrival[bad[0]]) else "known"
+            what = f"needs either a time or a predecessor (its arrival is {which})"
+            raise MappingError("after", f"request {bad[0]} {what}")
         if (bad := np.flatnonzero(after >= np.arange(len(self)))).size:
             raise MappingError("after", f"request {bad[0]} follows a request that is not before it")
         if self.delay is not None:
@@ -190,6 +199,7 @@ class Workload(Requests):
                 raise MappingError("segments", f"of request {i} do not add up to its prompt")
 
 
+TIMES = ("arrival", "delay", "cancel_after")
 _NAMES = [one.name for one in fields(Workload)]
 COLUMNS = {*_NAMES[: _NAMES.index("max_concurrency")]} - {"images_counted"}
 """What each request has."""

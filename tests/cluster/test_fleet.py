@@ -360,7 +360,7 @@ def test_power_of_two_compares_two_that_differ() -> None:
 
 def test_a_users_router_sees_the_open_replicas_by_number() -> None:
     """Whatever the order in which they open."""
-    router = Own("last", lambda _request, targets: len(targets) - 1)
+    router = Own("last", lambda _request, targets: np.int64(len(targets) - 1))
     targets = [Target(k, "all", 16, 1000) for k in range(3)]
     for k in (2, 0, 1):
         router.open(targets[k])

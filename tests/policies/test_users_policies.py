@@ -92,6 +92,10 @@ def test_an_order_by_columns() -> None:
             "Wrong.rank(waiting, now) raised KeyError: 'x' (test_users_policies.py:",
         ),
         (Pushy("them"), "Pushy.displaces(head, running) gave 'them', which is none of the running"),
+        (
+            Pushy(Request(9, 0.0, 4, 5)),
+            "Pushy.displaces(head, running) gave request 9, which is none of the running requests",
+        ),
     ],
 )
 def test_a_policy_that_answers_nonsense_is_named(policy: object, message: str) -> None:

@@ -123,5 +123,5 @@ def test_blocks_are_read_frozen_compared_copied_and_dumped() -> None:
     assert repr(Block()) == "Block(size=1.0)"
     with pytest.raises(KeyError, match="sice"):
         other.block.model_copy(update={"sice": 3})
-    with pytest.raises(AttributeError, match="a Block is frozen"):
+    with pytest.raises(AttributeError, match="size: Block is frozen"):
         other.block.size = 3

@@ -56,7 +56,7 @@ def test_good_values(values: dict, queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("values", "messages"),
     [
-        ([], [": must be a mapping of keys, as {places: 1}, not []"]),
+        ([], [": must be a mapping of keys, as {rate: <1/s>}, not []"]),
         ({}, ["rate: is missing (1/s)"]),
         ({"rate": True}, ["rate: must be a number, not true (1/s)"]),
         ({"rate": float("nan")}, ["rate: must be a number, not nan (1/s)"]),
@@ -83,7 +83,7 @@ def test_an_error_within_has_the_whole_path() -> None:
         (("queue", "rate"), "0 is not above 0 (1/s)", "unsupported")
     ]
     assert parse_faults("queue", read, 3) == [
-        (("queue",), "must be a mapping of keys, as {places: 1}, not 3", "value")
+        (("queue",), "must be a mapping of keys, as {rate: <1/s>}, not 3", "value")
     ]
     assert parse_faults("queue", read, {"rate": 1}) == []
 
