@@ -73,7 +73,9 @@ def test_contributors_are_led_here() -> None:
 
 def test_the_simulator_is_a_table_of_contents() -> None:
     assert len(listed(ROOT / "simulator")) <= 22
-    assert {path.name for path in listed(ROOT / "simulator") if path.is_file()} == {"__init__.py"}
+    assert {path.name for path in listed(ROOT / "simulator") if path.is_file()} == {
+        "__init__.py", "py.typed",
+    }  # fmt: skip
 
 
 @pytest.mark.medium

@@ -86,12 +86,12 @@ def test_there_are_four_recipes_and_the_policy_is_short() -> None:
 
 
 def test_the_policy_does_what_it_says(folder) -> None:
-    """Those who pay wait less; the others no longer than with patience for them."""
+    """Those who pay wait less; the others no longer than with a lead over them."""
     from simulator.scenario.load import load_scenario
     from simulator.simulation.run import run
 
     waits = []
-    for policy in ("fcfs", "{policy: 'my_policies:PayingFirst', paying: client-0, patience: 1e6}"):
+    for policy in ("fcfs", "{policy: 'my_policies:PayingFirst', paying: client-0, lead: 1e6}"):
         result = run(load_scenario("my_scenario.yaml", [f"engine.scheduling_policy={policy}"]))
         waits.append(result.requests.groupby("client", observed=True).queue_time.mean())
     assert waits[1]["client-0"] < waits[0]["client-0"] / 2

@@ -50,6 +50,7 @@ def test_the_sdist_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     assert "written to out/demo: summary.json" in printed
     home = run(programs / "python", "-c", "import headway; print(headway.__file__)", cwd=tmp_path)
     assert Path(home).is_relative_to(tmp_path)
+    assert (Path(home).parent / "py.typed").is_file()
 
 
 def test_the_image_has_what_its_steps_need(tmp_path: Path) -> None:
