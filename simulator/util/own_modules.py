@@ -38,9 +38,11 @@ def import_from(places: list[str], name: str) -> ModuleType:
 
 
 def _forget_another(top: str) -> None:
-    """Forget a module that was imported from elsewhere than where it is found now."""
+    """Forget a module that was imported from elsewhere than from `PLACES`, where it is now."""
     spec = None if top in SHIPPED else PathFinder.find_spec(top)
-    if spec is not None and getattr(sys.modules.get(top), "__file__", None) != spec.origin:
+    found = spec.origin or "" if spec is not None else ""
+    imported = getattr(sys.modules.get(top), "__file__", None)
+    if os.path.dirname(found.removesuffix(f"{os.sep}__init__.py")) in PLACES and imported != found:
         for name in [one for one in sys.modules if one.partition(".")[0] == top]:
             del sys.modules[name]
 

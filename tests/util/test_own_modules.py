@@ -1,5 +1,6 @@
 """Modules beside scenarios: each folder's own, as its files are now."""
 
+import importlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -98,3 +99,16 @@ def test_an_installed_package_is_no_module_beside(tmp_path: Path) -> None:
     assert load_user_code("numpy:ndarray", tmp_path) is numpy.ndarray
     assert load_user_code("json:dumps", tmp_path).__module__ == "json"
     assert load_user_code("simulator.policies.fair:__doc__", tmp_path)
+
+
+def test_an_installed_module_does_not_displace_one_that_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `tests`, which some packages install by mistake."""
+    for name in ("site-packages", "imported"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "two_places.py").write_text(f"PLACE = {name!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "imported"))
+    monkeypatch.setitem(sys.modules, "two_places", importlib.import_module("two_places"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    assert load_user_code("two_places:PLACE", tmp_path) == "imported"
