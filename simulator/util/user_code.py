@@ -35,7 +35,9 @@ def search_in(folder: Path) -> list[str]:
     folder of a scenario before is searched no more. Return both.
     """
     places = list(dict.fromkeys((str(folder.resolve()), os.getcwd())))
-    sys.path[:] = [path for path in sys.path if path not in SEARCHED]
+    for path in SEARCHED:
+        if path in sys.path:  # the last, as a user may have added it at the front
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(path)]
     SEARCHED[:] = [path for path in places if path not in sys.path]
     sys.path += SEARCHED
     return places

@@ -112,3 +112,12 @@ def test_an_installed_module_does_not_displace_one_that_is_imported(
     monkeypatch.setitem(sys.modules, "two_places", importlib.import_module("two_places"))
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     assert load_user_code("two_places:PLACE", tmp_path) == "imported"
+
+
+def test_a_folder_that_the_user_put_on_the_path_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_waits(folder(tmp_path / "a", "1"))
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    last_waits(folder(tmp_path / "b", "-1"))
+    assert sys.path[0] == str(tmp_path / "a")

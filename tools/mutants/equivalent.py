@@ -92,8 +92,8 @@ OTHERS = {
     ): "any number above that of all requests is no limit",
     (
         "core/log.py",
-        "self.request_rows += pack_request(-1.0, -1.0, finish, id, 0, 0, 0, reason)",
-        "self.request_rows += pack_request(-1.0, -2.0, finish, id, 0, 0, 0, reason)",
+        "times, counts = ((-1.0, -1.0, finish), (0, 0, 0))",
+        "times, counts = ((-1.0, -2.0, finish), (0, 0, 0))",
     ): "any time before 0 says that there was none",
     (
         "cluster/lifecycle.py",
