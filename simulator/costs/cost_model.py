@@ -271,7 +271,10 @@ class UserCost(CostDecorator):
         count = np.size(found.seconds)
         if count != repeats:
             raise self._wrong("leap", f"say what each of {repeats} steps takes", count)
-        self._check_times("leap", [*found.seconds, *found.host])
+        for part in (found.seconds, found.host):
+            times = np.asarray(part)
+            if times.dtype.kind != "f" or not ((times >= 0) & (times < inf)).all():
+                self._check_times("leap", part)
         first = self.execute(step).seconds
         if found.seconds[0] != first:
             what = f"agree with execute, by which a step takes {first!r} s"
