@@ -41,17 +41,19 @@ def _forget_another(top: str) -> None:
     """Forget a module that was imported from elsewhere than from `PLACES`, where it is now."""
     spec = None if top in SHIPPED else PathFinder.find_spec(top)
     found = spec.origin or "" if spec is not None else ""
-    imported = getattr(sys.modules.get(top), "__file__", None)
-    if os.path.dirname(found.removesuffix(f"{os.sep}__init__.py")) in PLACES and imported != found:
+    if _in_places(found) and getattr(sys.modules.get(top), "__file__", None) != found:
         for name in [one for one in sys.modules if one.partition(".")[0] == top]:
             del sys.modules[name]
 
 
 def _is_beside(name: str) -> bool:
     top = name.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None) or ""
-    folder = os.path.dirname(file.removesuffix(f"{os.sep}__init__.py"))
-    return top not in SHIPPED and folder in PLACES
+    return top not in SHIPPED and _in_places(getattr(sys.modules.get(top), "__file__", None) or "")
+
+
+def _in_places(file: str) -> bool:
+    """Say whether a module or package lies in one of `PLACES`."""
+    return os.path.dirname(file.removesuffix(f"{os.sep}__init__.py")) in PLACES
 
 
 def _file_state(name: str) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, WHEEL, KEYS, REACH = 33_878, 65_962, 247, 145
+LINES, WHEEL, KEYS, REACH = 33_877, 65_961, 247, 145
 """Code lines of `simulator/` and of the wheel, keys of a scenario, files that name a feature."""
 GRANTS: dict[str, tuple[int, int, int, int]] = {}
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
